@@ -1,0 +1,47 @@
+# make run    the default job, from an empty machine to results/report/
+# make test   every test (those that need a GPU skip themselves without one)
+# make lint   what CI checks before the tests
+
+VENV := .venv
+READY := $(VENV)/installed
+# Two processes where there is no GPU; all GPUs where there are some.
+GPUS ?= $(shell n=$$(nvidia-smi -L 2>/dev/null | grep -c ^GPU); echo $$(( n > 0 ? n : 2 )))
+# Jobs call `python`: it has to be the environment's own.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+
+.PHONY: run test lint format schema pins install clean
+
+run: $(READY)
+	snakemake --cores all --resources gpu=$(GPUS)
+
+test: $(READY)
+	pytest tests
+
+lint: $(READY)
+	ruff check .
+	ruff format --check .
+	snakefmt --check Snakefile workflow
+	snakemake --lint
+
+format: $(READY)
+	ruff check --fix .
+	ruff format .
+	snakefmt Snakefile workflow
+
+schema: $(READY)
+	python workflow/schemas/derive.py
+
+install: $(READY)
+
+$(READY): $(wildcard envs/*.txt)
+	python3 -m venv $(VENV)
+	pip install -r envs/requirements-dev.txt
+	pip install --no-deps -r envs/requirements-example.txt
+	touch $@
+
+# After `pip install --upgrade` in $(VENV): record what is installed, derive the conda files.
+pins:
+	python envs/derive.py
+
+clean:
+	rm -rf results logs benchmarks .snakemake

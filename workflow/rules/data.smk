@@ -1,0 +1,118 @@
+"""From sources to tokens.
+
+make_intents   installed packages -> results/examples/intents.jsonl (the default data set)
+fetch_model    hub, folder, GGUF or package -> results/models/{model}/: pretrained/, model.json
+prepare_data   source files or hub -> results/data/{dataset}/: a parquet file a split, rejects, stats
+tokenize_data  those two -> results/tokens/{dataset}/{model}/: an Arrow folder a split, lint.json
+"""
+
+
+localrules:
+    fetch_model,
+
+
+rule make_intents:
+    output:
+        "results/examples/intents.jsonl",
+    log:
+        "logs/make_intents.log",
+    benchmark:
+        "benchmarks/make_intents.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        script=script("make_intents"),
+    message:
+        "Making the example data set {output}"
+    shell:
+        "python {params.script} --output {output} 2> {log}"
+
+
+# On the submitting host: compute nodes often have no network.
+rule fetch_model:
+    input:
+        lambda w: local_inputs(CONFIG.models[w.model].source),
+    output:
+        pretrained=directory("results/models/{model}/pretrained"),
+        record="results/models/{model}/model.json",
+    log:
+        "logs/fetch_model/{model}.log",
+    benchmark:
+        "benchmarks/fetch_model/{model}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 1
+    resources:
+        mem_mb=8000,
+        runtime=120,
+    params:
+        script=script("fetch_model"),
+        settings=settings(stages.fetch_settings, model_of),
+    message:
+        "Fetching model {wildcards.model}"
+    shell:
+        "python {params.script} --settings {params.settings:q}"
+        " --pretrained {output.pretrained} --record {output.record} 2> {log}"
+
+
+rule prepare_data:
+    input:
+        lambda w: filter(is_local, CONFIG.datasets[w.dataset].source),
+    output:
+        expand("results/data/{{dataset}}/{split}.parquet", split=SPLITS),
+        rejects="results/data/{dataset}/rejects.jsonl",
+        stats="results/data/{dataset}/stats.json",
+    log:
+        "logs/prepare_data/{dataset}.log",
+    benchmark:
+        "benchmarks/prepare_data/{dataset}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+        runtime=60,
+    params:
+        script=script("prepare_data"),
+        settings=settings(stages.prepare_settings, dataset_of),
+        folder=subpath(output.stats, parent=True),
+    message:
+        "Preparing data set {wildcards.dataset}"
+    shell:
+        "python {params.script} --settings {params.settings:q}"
+        " --output {params.folder} 2> {log}"
+
+
+rule tokenize_data:
+    input:
+        expand("results/data/{{dataset}}/{split}.parquet", split=SPLITS),
+        stats="results/data/{dataset}/stats.json",
+        model="results/models/{model}/pretrained",
+    output:
+        directory(expand("results/tokens/{{dataset}}/{{model}}/{split}", split=SPLITS)),
+        lint="results/tokens/{dataset}/{model}/lint.json",
+    log:
+        "logs/tokenize_data/{dataset}/{model}.log",
+    benchmark:
+        "benchmarks/tokenize_data/{dataset}/{model}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 8
+    resources:
+        mem_mb=8000,
+        runtime=120,
+    params:
+        script=script("tokenize_data"),
+        settings=settings(stages.tokenize_settings, dataset_of, model_of),
+        data=subpath(input.stats, parent=True),
+        folder=subpath(output.lint, parent=True),
+    message:
+        "Tokenizing {wildcards.dataset} for {wildcards.model}"
+    shell:
+        "python {params.script} --settings {params.settings:q}"
+        " --data {params.data} --model {input.model} --output {params.folder}"
+        " --threads {threads} 2> {log}"

@@ -1,0 +1,52 @@
+"""How good is it, on the test split.
+
+evaluate_run       results/runs/{run}/model -> results/runs/{run}/evaluation/
+evaluate_baseline  the base model -> results/baselines/{model}/{dataset}/
+Both write metrics.json and predictions.jsonl, by the same script.
+"""
+
+
+rule evaluate_run:
+    input:
+        model="results/runs/{run}/model",
+        data=of_run("results/data/{dataset}/test.parquet"),
+        tokens=of_run("results/tokens/{dataset}/{model}/test"),
+    output:
+        metrics="results/runs/{run}/evaluation/metrics.json",
+        predictions="results/runs/{run}/evaluation/predictions.jsonl",
+    log:
+        "logs/evaluate_run/{run}.log",
+    benchmark:
+        "benchmarks/evaluate_run/{run}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 4
+    resources:
+        gpu=1,
+        mem_mb=32000,
+        runtime=240,
+    params:
+        script=script("evaluate_model"),
+        settings=settings(stages.evaluate_settings, dataset_of, model_of),
+    message:
+        "Evaluating {wildcards.run}"
+    shell:
+        "python {params.script} --settings {params.settings:q}"
+        " --model {input.model} --data {input.data} --tokens {input.tokens}"
+        " --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
+
+
+use rule evaluate_run as evaluate_baseline with:
+    input:
+        model="results/models/{model}/pretrained",
+        data="results/data/{dataset}/test.parquet",
+        tokens="results/tokens/{dataset}/{model}/test",
+    output:
+        metrics="results/baselines/{model}/{dataset}/metrics.json",
+        predictions="results/baselines/{model}/{dataset}/predictions.jsonl",
+    log:
+        "logs/evaluate_baseline/{model}/{dataset}.log",
+    benchmark:
+        "benchmarks/evaluate_baseline/{model}/{dataset}.tsv"
+    message:
+        "Evaluating base model {wildcards.model} on {wildcards.dataset}"

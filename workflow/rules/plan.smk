@@ -1,0 +1,30 @@
+"""Before a GPU is asked for.
+
+plan_run  model.json + lint.json -> results/runs/{run}/plan.json: batch split, memory, refusals
+"""
+
+
+rule plan_run:
+    input:
+        model=of_run("results/models/{model}/model.json"),
+        lint=of_run("results/tokens/{dataset}/{model}/lint.json"),
+    output:
+        "results/runs/{run}/plan.json",
+    log:
+        "logs/plan_run/{run}.log",
+    benchmark:
+        "benchmarks/plan_run/{run}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 1
+    resources:
+        mem_mb=2000,
+        runtime=10,
+    params:
+        script=script("plan_run"),
+        settings=settings(stages.plan_settings, run_of),
+    message:
+        "Planning run {wildcards.run}"
+    shell:
+        "python {params.script} --settings {params.settings:q}"
+        " --model {input.model} --lint {input.lint} --output {output} 2> {log}"

@@ -1,0 +1,74 @@
+"""The GPU hours.
+
+train  tokens, model, plan -> results/runs/{run}/: trained/ (adapter or weights), metrics.jsonl,
+       train.json; train.yaml holds the settings it froze
+merge  trained/ + base -> results/runs/{run}/model/ (16 bit, ready to serve), merge.json
+"""
+
+
+# plan.json is ancient: another split of the same batch makes the same model, and a finished run
+# stays finished. The number of GPUs is a resource, not a parameter, for the same reason.
+rule train:
+    input:
+        plan=ancient("results/runs/{run}/plan.json"),
+        model=of_run("results/models/{model}/pretrained"),
+        tokens=of_run("results/tokens/{dataset}/{model}/lint.json"),
+    output:
+        trained=directory("results/runs/{run}/trained"),
+        metrics="results/runs/{run}/metrics.jsonl",
+        record="results/runs/{run}/train.json",
+    log:
+        "logs/train/{run}.log",
+    benchmark:
+        "benchmarks/train/{run}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: lambda w: 4 * run_of(w).gpus
+    resources:
+        gpu=lambda w: run_of(w).gpus,
+        mem_mb=lambda w: 16000 * run_of(w).gpus,
+        runtime=24 * 60,
+    params:
+        script=script("launch"),
+        settings=settings(stages.train_settings, run_of, model_of),
+        tokens=subpath(input.tokens, parent=True),
+        frozen="results/runs/{run}/train.yaml",
+    message:
+        "Training {wildcards.run} on {resources.gpu} GPUs (CPU processes where there is none)"
+    shell:
+        "python {params.script} --settings {params.settings:q} --config {params.frozen}"
+        " --gpus {resources.gpu} --threads {threads} --plan {input.plan}"
+        " --model {input.model} --tokens {params.tokens} --output {output.trained}"
+        " --metrics {output.metrics} --record {output.record} 2> {log}"
+
+
+rule merge:
+    input:
+        trained="results/runs/{run}/trained",
+        record="results/runs/{run}/train.json",
+        base=of_run("results/models/{model}/pretrained"),
+        tokens=of_run("results/tokens/{dataset}/{model}/lint.json"),
+    output:
+        model=directory("results/runs/{run}/model"),
+        record="results/runs/{run}/merge.json",
+    log:
+        "logs/merge/{run}.log",
+    benchmark:
+        "benchmarks/merge/{run}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    threads: 4
+    resources:
+        gpu=0,
+        mem_mb=64000,
+        runtime=120,
+    params:
+        script=script("merge"),
+        settings=settings(stages.merge_settings, run_of, model_of),
+        tokens=subpath(input.tokens, parent=True),
+    message:
+        "Merging and verifying {wildcards.run}"
+    shell:
+        "python {params.script} --settings {params.settings:q} --trained {input.trained}"
+        " --train-record {input.record} --base {input.base} --tokens {params.tokens}"
+        " --output {output.model} --record {output.record} 2> {log}"

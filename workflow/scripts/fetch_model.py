@@ -1,0 +1,173 @@
+"""Rule fetch_model: bring a base model to this machine and say what it is.
+
+Reads a hub id, a local folder, a GGUF file or a file inside an installed package.
+Writes `pretrained/`, a folder that `from_pretrained` opens (weights are links wherever they
+already lie on this machine; GGUF weights are converted to bf16 safetensors once), and
+`model.json`: commit or digests, architecture, exact parameter counts, special tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections import Counter
+from pathlib import Path
+
+from finetune.cli import Refusal, run_script, say, settings
+from finetune.files import complete_directory, digest_file, write_json
+from finetune.hub import download_model
+from finetune.sources import locate_model
+
+WEIGHTS = (".safetensors", ".bin")
+ORIGIN = ("source", "revision", "trust_remote_code")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--pretrained", required=True, type=Path)
+    parser.add_argument("--record", required=True, type=Path)
+    args = parser.parse_args()
+
+    source, commit = resolve(**{k: args.settings[k] for k in ORIGIN})
+    with complete_directory(args.pretrained) as folder:
+        if source.suffix == ".gguf":
+            convert_gguf(source, folder)
+        else:
+            link_files(source, folder)
+        notes = write_tokenizer(folder, args.settings)
+        record = describe(folder, args.settings) | {"commit": commit, "repairs": notes}
+    record["files"] = file_record(args.pretrained, with_digests=commit is None)
+    write_json(args.record, record)
+    for note in notes:
+        say(f"fetch_model: repaired: {note}")
+    millions = record["parameters"] / 1e6
+    say(f"fetch_model: {record['architecture']}, {millions:.1f} M parameters, from {source}")
+
+
+def resolve(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, str | None]:
+    """Where the model lies on this machine, and its commit if it came from the hub."""
+    found = locate_model(source)
+    if found is not None:
+        return found, None
+    return download_model(source, revision, with_code=trust_remote_code)
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """GGUF to bf16 safetensors, which every later stage loads ten times faster."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(
+        **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
+
+
+def link_files(source: Path, folder: Path) -> None:
+    """Link what lies on this machine: weights are never copied."""
+    for path in source.rglob("*"):
+        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(source).parts):
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.symlink_to(path.resolve())
+
+
+def write_tokenizer(folder: Path, settings: dict) -> list[str]:
+    """Replace the tokenizer and the generation config by repaired ones."""
+    from transformers import GenerationConfig
+
+    from finetune.tokenizer import load_tokenizer, repair
+
+    config = load_config(folder, settings["trust_remote_code"])
+    tokenizer = load_tokenizer(folder, settings["trust_remote_code"])
+    notes = repair(tokenizer, config, settings["pad_token"], settings["chat_template"])
+    generation = GenerationConfig.from_model_config(config)
+    if (folder / "generation_config.json").exists():
+        generation = GenerationConfig.from_pretrained(folder)
+    generation.pad_token_id = tokenizer.pad_token_id
+    for name in ("generation_config.json", "chat_template.jinja", "tokenizer_config.json"):
+        (folder / name).unlink(missing_ok=True)  # a link: saving must not write through it
+    for name in ("tokenizer.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    generation.save_pretrained(folder)
+    return notes
+
+
+def load_config(folder: Path, trust_remote_code: bool):
+    """The model's config. Code that ships with a model runs only where the user said so."""
+    from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
+
+    raw, _ = PretrainedConfig.get_config_dict(folder)
+    foreign = "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING
+    if foreign and not trust_remote_code:
+        raise Refusal(
+            "this model runs Python code of its own. Read it, then set "
+            "`trust_remote_code: true` under the model if you trust it."
+        )
+    return AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def describe(folder: Path, settings: dict) -> dict:
+    """Architecture and exact counts, from the meta device: no weight is read."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from finetune.tokenizer import load_tokenizer
+
+    trust = settings["trust_remote_code"]
+    config = load_config(folder, trust)
+    tokenizer = load_tokenizer(folder, trust)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    return {
+        "source": settings["source"],
+        "architecture": type(model).__name__,
+        "model_type": config.model_type,
+        # parameters() yields a tied weight once
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "linear_layers": linear_layers(model),
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "heads": config.num_attention_heads,
+        "vocab_size": config.vocab_size,
+        "context": getattr(config, "max_position_embeddings", None),
+        "tied_embeddings": bool(config.tie_word_embeddings),
+        "tokens": {k: getattr(tokenizer, f"{k}_token") for k in ("bos", "eos", "pad")},
+        "chat_template": tokenizer.chat_template is not None,
+    }
+
+
+def linear_layers(model) -> list[dict]:
+    """The layers that 4-bit quantization and `all-linear` adapters take: all but the head."""
+    from torch.nn import Linear
+    from transformers.pytorch_utils import Conv1D
+
+    counts: Counter = Counter()
+    for path, module in model.named_modules():
+        if isinstance(module, (Linear, Conv1D)) and module is not model.get_output_embeddings():
+            rows, columns = module.weight.shape
+            turned = isinstance(module, Conv1D)  # GPT-2 stores its weights transposed
+            size = (rows, columns) if turned else (columns, rows)
+            counts[(path.rsplit(".", 1)[-1], *size)] += 1
+    names = ("name", "in_features", "out_features", "count")
+    return [dict(zip(names, (*key, count), strict=True)) for key, count in counts.items()]
+
+
+def file_record(folder: Path, with_digests: bool) -> dict[str, dict]:
+    """Sizes of all files; SHA-256 too where no commit vouches for the content."""
+    record: dict[str, dict] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        entry = record[str(path.relative_to(folder))] = {"bytes": os.stat(path).st_size}
+        if with_digests and path.suffix in WEIGHTS:
+            entry["sha256"] = digest_file(path)
+    return record
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,31 @@
+"""The global batch, split over GPUs and accumulation steps without a remainder."""
+
+from __future__ import annotations
+
+
+def split_batch(global_batch: int, micro: int, world_size: int) -> int:
+    """Gradient accumulation steps with which micro x steps x world size = global batch.
+
+    Raises ValueError, naming values that would divide, when no whole number does.
+    """
+    if world_size < 1:
+        raise ValueError("no GPU was granted: run Snakemake with `--resources gpu=1` or more")
+    steps, remainder = divmod(global_batch, micro * world_size)
+    if remainder == 0:
+        return steps
+    raise ValueError(
+        f"batch.global {global_batch} is not a multiple of "
+        f"batch.micro {micro} x {world_size} GPUs = {micro * world_size}. {cures(**locals())}"
+    )
+
+
+def cures(global_batch: int, micro: int, world_size: int, **_: int) -> str:
+    """The nearest settings that divide."""
+    unit = micro * world_size
+    near = sorted({max(unit, global_batch // unit * unit), (global_batch // unit + 1) * unit})
+    text = f"Set batch.global to {' or '.join(map(str, near))}"
+    share, remainder = divmod(global_batch, world_size)
+    if remainder == 0:
+        fitting = [m for m in range(1, share + 1) if share % m == 0]
+        text += f", or batch.micro to one of {', '.join(map(str, fitting))}"
+    return text + "."

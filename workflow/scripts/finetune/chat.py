@@ -1,0 +1,93 @@
+"""Conversations to tokens, and which of those tokens are trained on.
+
+Assistant spans are found by prefix rendering: the text of the first k turns must be a prefix
+of the text of the first k + 1. Chat templates of most released models have no
+`{% generation %}` block, so a mask from the template itself would be all zeros. Positions
+decide, never token ids: a pad token that equals EOS cannot unmask or mask anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from finetune.cli import Refusal
+
+IGNORED = -100
+"""Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
+
+Messages = list[dict[str, str]]
+Span = tuple[int, int]
+
+
+class TemplateError(Refusal):
+    """This tokenizer's chat template cannot be used for training."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row ready for training: ids and labels of the same length."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+def with_system(messages: Messages, system_prompt: str | None) -> Messages:
+    """Put the dataset's system turn before a row that has none."""
+    if system_prompt is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
+
+
+def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, prompt: bool = False) -> str:
+    """The conversation as text; `prompt` adds the header that opens the assistant's turn."""
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+
+
+def assistant_spans(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> tuple[str, list]:
+    """The whole text, and the character span [start, end) of each assistant turn.
+
+    A span holds the turn's content and the marker that ends it, not the header before it.
+    """
+    whole = render(tokenizer, messages)
+    spans: list[Span] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            before = render(tokenizer, messages[:index], prompt=True)
+            until = render(tokenizer, messages[: index + 1])
+            if not (until.startswith(before) and whole.startswith(until)):
+                raise TemplateError(
+                    "the chat template rewrites earlier turns, so the assistant's tokens cannot "
+                    "be told apart; set `chat_template: chatml` or `plain` under the model"
+                )
+            spans.append((len(before), len(until.rstrip("\n "))))
+    return whole, spans
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Example:
+    """Token ids, and labels that hold the assistant's tokens and IGNORED elsewhere.
+
+    The template writes the special tokens, so the tokenizer adds none: one BOS at most. EOS is
+    added, and supervised, where the template ends a turn without a marker of its own.
+    """
+    whole, spans = assistant_spans(tokenizer, messages)
+    whole = whole[: spans[-1][1]]  # what follows the last end marker teaches nothing
+    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
+    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    labels = [
+        token if any(start >= left and end <= right for left, right in spans) else IGNORED
+        for token, (start, end) in zip(ids, offsets, strict=True)
+    ]
+    if ids and ids[-1] not in end_tokens(tokenizer):
+        ids.append(tokenizer.eos_token_id)
+        labels.append(tokenizer.eos_token_id)
+    if ids[:2] == [tokenizer.bos_token_id] * 2:
+        raise TemplateError("the chat template writes BOS twice; remove one from the template")
+    return Example(ids, labels)
+
+
+def end_tokens(tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Ids that can end a turn: EOS and the model's other special tokens (<|eot_id|>, …)."""
+    added = tokenizer.added_tokens_decoder.items()
+    return set(tokenizer.all_special_ids) | {index for index, token in added if token.special}

@@ -1,0 +1,296 @@
+"""The configuration: the only source of keys, defaults and cross-field rules.
+
+`workflow/schemas/config.schema.json` is generated from these classes (`make schema`).
+Nothing heavy is imported here: the Snakefile loads this module on every call.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+Method = Literal["qlora", "lora", "full"]
+Launch = Literal["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
+
+QLORA_ZERO = "adapters are too small to shard, so ZeRO saves nothing; use `launch: ddp`"
+QLORA_ZERO3 = (
+    "4-bit weights are not partitioned at load, so every GPU would hold them all; "
+    "use `launch: ddp`, or `method: lora` if the 16-bit weights must be sharded"
+)
+REFUSED: dict[tuple[str, str], str] = {
+    ("qlora", "zero1"): QLORA_ZERO,
+    ("qlora", "zero2"): QLORA_ZERO,
+    ("qlora", "zero3"): QLORA_ZERO3,
+    ("qlora", "zero3-offload"): QLORA_ZERO3,
+}
+"""Method and launch pairs that cannot work well, with the reason and the cure."""
+
+LORA_DEFAULTS = {
+    "launch": "ddp",
+    "optimizer": {"max_grad_norm": 0.3},
+    "schedule": {"name": "constant_with_warmup"},
+}
+METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
+    # Dettmers et al. 2023 (arXiv 2305.14314), appendix B.2: constant rate, gradient norm 0.3.
+    "qlora": LORA_DEFAULTS,
+    "lora": LORA_DEFAULTS,
+    "full": {"launch": "zero3", "schedule": {"name": "cosine"}},
+}
+
+
+def no_bool(value: Any) -> Any:
+    """YAML reads `yes` and `on` as true, which pydantic would take for the number 1."""
+    if isinstance(value, bool):
+        raise ValueError("is true/false, but a number belongs here")
+    return value
+
+
+def as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def path_safe(name: str) -> str:
+    """Names become folders under results/."""
+    if not name or name.startswith(".") or not all(c.isalnum() or c in "._-" for c in name):
+        raise ValueError("names may hold letters, digits, '.', '_' and '-' only")
+    return name
+
+
+Int = Annotated[int, BeforeValidator(no_bool)]
+Count = Annotated[Int, Field(ge=1)]
+Float = Annotated[float, BeforeValidator(no_bool), Field(allow_inf_nan=False)]
+Positive = Annotated[Float, Field(gt=0)]
+Share = Annotated[Float, Field(ge=0, lt=1)]
+Name = Annotated[str, AfterValidator(path_safe)]
+
+
+class Strict(BaseModel):
+    """A section in which an unknown key is an error, never a silent no-op."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True
+    )
+
+
+class Model(Strict):
+    """A base model: where its weights are and how its text is laid out."""
+
+    source: str
+    """Hub id (`org/name`), local folder, GGUF file, or `package:<import name>/<file>`."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub model. It is resolved to a commit and recorded."""
+    trust_remote_code: bool = False
+    """Run Python code that ships with the model. Read that code first."""
+    chat_template: str | None = None
+    """`chatml`, `plain`, or a Jinja file. Default: the template that ships with the model."""
+    pad_token: str | None = None
+    """Default: the model's own, or a spare special token where that is missing or equals EOS."""
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
+    """Default: what transformers picks for the model."""
+
+
+class Split(Strict):
+    """How rows go to train, validation and test: by hash, so new rows never move old ones."""
+
+    validation: Share = 0.05
+    """Share of the rows. 0 for none."""
+    test: Share = 0.1
+    """Share of the rows. 0 for none."""
+    group: str | None = None
+    """A column: rows that share its value stay in one split (say, a template or a user)."""
+    seed: Int = 0
+
+    @model_validator(mode="after")
+    def leaves_rows_to_train_on(self) -> Split:
+        if self.validation + self.test >= 1:
+            raise ValueError("validation + test must be below 1, or nothing is left to train on")
+        return self
+
+
+class Evaluation(Strict):
+    """How every model is evaluated on the test split, base models included."""
+
+    metrics: list[Literal["exact_match", "rouge", "json"]] = ["exact_match", "rouge"]
+    """Metrics on generated text. Loss, perplexity and token accuracy always come too."""
+    max_new_tokens: Count = 256
+    """Where generation stops if the model does not stop by itself."""
+    batch_size: Count = 16
+    """Rows generated at once. It changes speed and memory, not the result."""
+    rows: Count | None = None
+    """Generate for the first N test rows only. Default: all of them."""
+
+
+class Dataset(Strict):
+    """Rows to train and evaluate on."""
+
+    source: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)]
+    """One or several .jsonl, .csv or .parquet files, or one hub id (`org/name`)."""
+    subset: str | None = None
+    """Configuration name of a hub dataset."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub dataset."""
+    format: Literal["messages", "prompt-completion"] | None = None
+    """Default: found from the columns."""
+    columns: dict[Literal["messages", "prompt", "completion"], str] = {}
+    """Our name: your column's name."""
+    split: Split = Split()
+    max_rejects: Share = 0.001
+    """Share of unreadable rows above which preparation stops."""
+    system_prompt: str | None = None
+    """System turn put before rows that have none. Default: what the chat template does."""
+    max_length: Count = 2048
+    """Tokens a row. Longer rows are dropped and counted."""
+    evaluation: Evaluation = Evaluation()
+
+
+class Batch(Strict):
+    """Rows that make one optimizer step."""
+
+    global_: Count = Field(default=16, alias="global")
+    """Rows per optimizer step, over all GPUs and accumulation steps. It never changes by itself."""
+    micro: Count = 1
+    """Rows a GPU holds at once. It changes speed and memory, not the result."""
+
+
+class Lora(Strict):
+    """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685)."""
+
+    rank: Count = 16
+    alpha: Positive = 32
+    """The update is scaled by alpha / rank."""
+    dropout: Share = 0.05
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """All linear layers are needed to match full fine-tuning (QLoRA paper, section 4)."""
+
+
+class Quantization(Strict):
+    """4-bit base weights, for `method: qlora`."""
+
+    type: Literal["nf4", "fp4"] = "nf4"
+    double: bool = True
+    """Quantize the quantization constants too: saves 0.37 bit a parameter."""
+
+
+class Merge(Strict):
+    """How adapters become one model."""
+
+    base: Literal["best", "original", "dequantized"] = "best"
+    """For qlora: merge into the original 16-bit weights, or into the 4-bit ones the adapter was
+    trained on, written out in 16 bit. `best` measures both on held-out rows."""
+    tolerance: Annotated[Float, Field(ge=0)] = 0.1
+    """How much worse, as a share, the merged model's held-out loss may be."""
+
+
+class Optimizer(Strict):
+    """AdamW and its settings."""
+
+    learning_rate: Positive | None = None
+    """Default: 2e-4 for LoRA up to 13B parameters, 1e-4 above; 1e-5 for full fine-tuning."""
+    weight_decay: Annotated[Float, Field(ge=0)] = 0.0
+    beta2: Share = 0.999
+    max_grad_norm: Positive = 1.0
+
+
+class Schedule(Strict):
+    """Learning rate over the run."""
+
+    name: Literal["constant_with_warmup", "linear", "cosine"] = "cosine"
+    warmup: Share = 0.03
+    """Share of the steps."""
+
+
+class RunDefaults(Strict):
+    """What a run can set. `defaults:` takes the same keys, for every run at once."""
+
+    model: str | None = None
+    dataset: str | None = None
+    task: Literal["causal-lm"] = "causal-lm"
+    method: Method = "qlora"
+    """`qlora` (4-bit base), `lora` (16-bit base) or `full` (all weights)."""
+    launch: Launch = "ddp"
+    """A file stem of config/accelerate/. Default: ddp for qlora and lora, zero3 for full."""
+    gpus: Count = 1
+    """Processes, one a GPU. Where there is no GPU: CPU processes."""
+    gpu_memory_gb: Positive | None = None
+    """Memory of one GPU, when the plan is made on a host that cannot see it. GB = 1e9 bytes."""
+    batch: Batch = Batch()
+    lora: Lora = Lora()
+    quantization: Quantization = Quantization()
+    merge: Merge = Merge()
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    epochs: Positive | None = None
+    """Passes over the training rows. Default: 1, unless `steps` is set."""
+    steps: Count | None = None
+    """Optimizer steps, instead of epochs."""
+    gradient_checkpointing: bool = True
+    """Recompute activations: about 30 % slower, several times less activation memory."""
+    log_every: Count = 5
+    """Steps between two lines of metrics.jsonl."""
+    validate_every: Count | None = None
+    """Steps between two evaluations of the validation split. Default: once an epoch."""
+    seed: Int = 0
+
+
+class Run(RunDefaults):
+    """One training run, complete."""
+
+    model: str
+    dataset: str
+
+    @model_validator(mode="after")
+    def check_pair(self) -> Run:
+        if reason := REFUSED.get((self.method, self.launch)):
+            raise ValueError(f"`{self.method}` under `{self.launch}` is refused: {reason}")
+        return self
+
+    @model_validator(mode="after")
+    def check_length(self) -> Run:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("set `epochs` or `steps`, not both")
+        return self
+
+    @model_validator(mode="after")
+    def check_batch(self) -> Run:
+        from finetune.batch import split_batch
+
+        split_batch(self.batch.global_, self.batch.micro, self.gpus)
+        return self
+
+
+class Config(Strict):
+    """The whole file."""
+
+    models: dict[Name, Model] = Field(min_length=1)
+    datasets: dict[Name, Dataset] = Field(min_length=1)
+    defaults: RunDefaults = RunDefaults()
+    runs: dict[Name, Run] = Field(min_length=1)
+
+
+def merge(base: dict, over: dict) -> dict:
+    """Deep merge of two nested mappings; `over` wins."""
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def complete_run(defaults: dict, run: dict) -> dict:
+    """Method's defaults, then the file's `defaults`, then the run's own keys."""
+    chosen = merge(defaults, run)
+    method = chosen.get("method", "qlora")
+    if "steps" in run and "epochs" not in run:
+        chosen.pop("epochs", None)
+    if "epochs" in run and "steps" not in run:
+        chosen.pop("steps", None)
+    known = METHOD_DEFAULTS.get(method, {}) if isinstance(method, str) else {}
+    return merge(known, chosen)

@@ -1,0 +1,144 @@
+"""Read a configuration; say what is wrong in it, in which file and line, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from finetune.config import Config, complete_run
+
+Location = tuple[Any, ...]
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. The text lists every fault found."""
+
+
+def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
+    """Validate `raw`, as YAML gives it; `files` are where it came from.
+
+    Raises ConfigError with one line a fault: file, line, key, what is wrong, what to do.
+    """
+    try:
+        config = Config.model_validate(with_complete_runs(raw))
+        faults = list(dangling_names(config)) + list(idle_sections(raw, config))
+    except ValidationError as error:
+        config, faults = None, list(readable(error, raw))
+    if not faults:
+        return config
+    trees = [(path, yaml.compose(Path(path).read_text())) for path in map(str, files)]
+    lines = dict.fromkeys(f"{where(loc, trees)}{text}" for loc, text in faults)
+    raise ConfigError("The configuration has to be changed:\n" + "\n".join(lines))
+
+
+def with_complete_runs(raw: dict) -> dict:
+    """Merge defaults under each run, as far as the raw file has the right shape for it."""
+    runs, defaults = raw.get("runs"), raw.get("defaults") or {}
+    if not isinstance(runs, dict) or not isinstance(defaults, dict):
+        return raw
+    complete = {
+        name: complete_run(defaults, run) if isinstance(run, dict) else run
+        for name, run in runs.items()
+    }
+    return {**raw, "defaults": defaults, "runs": complete}
+
+
+def dangling_names(config: Config) -> Iterable[tuple[Location, str]]:
+    """Runs that name a model or a dataset that is not there."""
+    for name, run in config.runs.items():
+        for key, known in (("model", config.models), ("dataset", config.datasets)):
+            if (value := getattr(run, key)) not in known:
+                text = f"no {key} is called {value!r}{nearest(value, known)}"
+                yield ("runs", name, key), text
+
+
+def idle_sections(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:
+    """Sections written under a run whose method never reads them."""
+    readers = {"lora": ("qlora", "lora"), "quantization": ("qlora",), "merge": ("qlora", "lora")}
+    for name, run in config.runs.items():
+        for section, methods in readers.items():
+            if section in raw["runs"][name] and run.method not in methods:
+                text = f"`method: {run.method}` does not read it; remove it or change the method"
+                yield ("runs", name, section), text
+
+
+def readable(error: ValidationError, raw: dict) -> Iterable[tuple[Location, str]]:
+    """Pydantic's faults in our words, at the place the user wrote."""
+    for fault in error.errors():
+        loc = written_place(fault["loc"], raw)
+        if fault["type"] == "extra_forbidden":
+            yield loc, f"unknown key{nearest(loc[-1], known_keys(fault['loc'][:-1]))}"
+        elif fault["type"] == "missing":
+            yield loc, "is required"
+        else:
+            text = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
+            shown = fault["input"] if isinstance(fault["input"], (str, int, float)) else None
+            yield loc, text + (f" (found {shown!r})" if shown is not None else "")
+
+
+def written_place(loc: Location, raw: dict) -> Location:
+    """A fault in a merged run may stem from `defaults`: point there."""
+    loc = tuple(part for part in loc if part != "[key]")
+    if len(loc) > 2 and loc[0] == "runs" and not has(raw, loc) and has(raw, ("defaults", *loc[2:])):
+        return ("defaults", *loc[2:])
+    return loc
+
+
+def has(tree: Any, loc: Location) -> bool:
+    for part in loc:
+        if not isinstance(tree, dict) or part not in tree:
+            return False
+        tree = tree[part]
+    return True
+
+
+def known_keys(loc: Location) -> list[str]:
+    """The keys that the section at `loc` takes."""
+    section = Config
+    for part in loc:
+        fields = {field.alias or name: field for name, field in section.model_fields.items()}
+        if part in fields:  # else it is the name of a model, dataset or run
+            section = section_class(fields[part].annotation)
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def section_class(annotation: Any) -> type[BaseModel]:
+    """Lora for `Lora`, Run for `dict[str, Run]`."""
+    candidates = (annotation, *get_args(annotation))
+    return next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+
+
+def nearest(word: Any, known: Iterable[str]) -> str:
+    """`: did you mean 'x'?`, or the list of what there is."""
+    known = list(known)
+    if close := get_close_matches(str(word), known, n=1):
+        return f"; did you mean {close[0]!r}?"
+    return f"; known here: {', '.join(known)}" if known else ""
+
+
+def where(loc: Location, trees: list[tuple[str, Any]]) -> str:
+    """`file:line: key: ` of the deepest part of `loc` that a file holds; later files win."""
+    key = ".".join(map(str, loc)) or "(top level)"
+    best: tuple[int, str] = (0, "")
+    for path, node in trees:
+        depth, line = deepest(node, loc)
+        if depth >= best[0] and depth:
+            best = (depth, f"{path}:{line}: ")
+    return f"{best[1]}{key}: "
+
+
+def deepest(node: Any, loc: Location) -> tuple[int, int]:
+    """How many parts of `loc` a YAML tree holds, and the 1-based line of the last one."""
+    depth, line = 0, 0
+    for part in loc:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        found = next(((k, v) for k, v in pairs if k.value == str(part)), None)
+        if found is None:
+            break
+        depth, line, node = depth + 1, found[0].start_mark.line + 1, found[1]
+    return depth, line

@@ -1,0 +1,122 @@
+"""Checks that training is what it claims to be. Each stops a run that would waste its GPUs."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import torch
+from transformers import TrainerCallback
+
+from finetune.cli import Refusal
+
+
+def refuse_data_parallel() -> None:
+    """Several visible GPUs without a launcher become nn.DataParallel: slow, and it doubles
+    the micro-batch of 4-bit models (transformers pull request 45407)."""
+    if torch.cuda.device_count() > 1 and "WORLD_SIZE" not in os.environ:
+        raise Refusal(
+            f"{torch.cuda.device_count()} GPUs are visible and no launcher started this process. "
+            "Run `snakemake`, or workflow/scripts/launch.py, or `accelerate launch`."
+        )
+
+
+def check_world_size(found: int, expected: int) -> None:
+    """A launcher that starts fewer processes than asked for trains another batch, silently."""
+    if found != expected:
+        raise Refusal(
+            f"{found} processes train together, but {expected} were asked for. The launcher "
+            "started them apart; check config/accelerate/ and the accelerate version."
+        )
+
+
+class PlacementGuard(TrainerCallback):
+    """Just before the first step: the world size, and where every parameter is."""
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        self.record: dict = {}
+
+    def on_train_begin(self, args, state, control, model=None, **_: object) -> None:
+        check_world_size(args.world_size, self.world_size)
+        self.record = placement_record(model, args.device)
+
+
+def placement_record(model: torch.nn.Module, device: torch.device) -> dict:
+    """Devices and trainable counts. Raises Refusal when a parameter is on another device.
+
+    ZeRO-3 keeps only shards, possibly in host memory: it is recorded and not compared.
+    """
+    sharded = any(hasattr(p, "ds_numel") for p in model.parameters())
+    devices = sorted({str(p.device) for p in model.parameters()})
+    here = {str(device), device.type if device.type == "cpu" else ""}
+    if not sharded and not set(devices) <= here:
+        raise Refusal(f"parameters are on {', '.join(devices)}, but this rank is {device}.")
+    sizes = {n: getattr(p, "ds_numel", p.numel()) for n, p in model.named_parameters()}
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    return {
+        "devices": devices,
+        "sharded": sharded,
+        "trainable_parameters": sum(sizes[n] for n in trained),
+        "trainable_tensors": len(trained),
+    }
+
+
+class GradientGuard(TrainerCallback):
+    """Fails when a trainable tensor gets no gradient in the first step, or in the first step
+    after an evaluation: a broken kernel or a detached layer would train as if nothing were.
+
+    Hooks on the tensors see the gradients under DDP and every ZeRO stage alike.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.waiting: set[str] = set()
+        self.hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self.checks = 0
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        self.arm()
+
+    def on_evaluate(self, *_: object, **__: object) -> None:
+        if self.checks < 2:
+            self.arm()
+
+    def arm(self) -> None:
+        self.disarm()
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                self.waiting.add(name)
+                self.hooks.append(parameter.register_hook(self.mark(name)))
+
+    def mark(self, name: str):
+        def hook(_: torch.Tensor) -> None:
+            self.waiting.discard(name)
+
+        return hook
+
+    def on_step_end(self, *_: object, **__: object) -> None:
+        if not self.hooks:
+            return
+        silent = sorted(self.waiting)
+        self.disarm()
+        self.checks += 1
+        if silent:
+            raise Refusal(
+                f"{len(silent)} trainable tensors got no gradient (first: {silent[0]}). They would "
+                "stay as they are. Was an evaluation or a repacked 4-bit kernel in between?"
+            )
+
+    def disarm(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.waiting = [], set()
+
+
+def check_finite(value: float, what: str, step: int, rows: list[str]) -> None:
+    """Stop at the first NaN or infinity: the weights after it are worthless."""
+    if not math.isfinite(value):
+        raise Refusal(
+            f"{what} is {value} at step {step}, rows {', '.join(rows)}. Look at these rows, lower "
+            "optimizer.learning_rate, or raise schedule.warmup."
+        )

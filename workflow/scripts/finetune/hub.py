@@ -1,0 +1,53 @@
+"""The Hugging Face hub: one clear line for each way in which it says no."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from finetune.cli import Refusal, offline
+
+MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+
+
+def download_model(source: str, revision: str | None, with_code: bool) -> tuple[Path, str]:
+    """Snapshot of a hub model in the Hugging Face cache, and the commit it is."""
+    from huggingface_hub import snapshot_download
+
+    files = MODEL_FILES + (["*.py"] if with_code else [])
+    with hub_errors("model", source, revision):
+        folder = Path(snapshot_download(source, revision=revision, allow_patterns=files))
+        if not any(folder.glob("*.safetensors")):
+            snapshot_download(source, revision=revision, allow_patterns=[*files, "*.bin"])
+    return folder, folder.name  # the cache names a snapshot after its commit
+
+
+@contextmanager
+def hub_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
+    """Turn the hub's exceptions into a Refusal that says what to do."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.GatedRepoError:
+        raise Refusal(
+            f"{source} is gated. Accept its licence at https://huggingface.co/{source}, "
+            "then run `hf auth login` on this machine."
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise Refusal(f"the {kind} {source} has no revision {revision!r}.") from None
+    except errors.RepositoryNotFoundError:
+        raise Refusal(
+            f"the hub has no {kind} {source!r} that you may read. Check the spelling; for a "
+            "private one run `hf auth login`; for a local folder write ./ before it."
+        ) from None
+    except errors.HfHubHTTPError as error:
+        raise Refusal(f"the hub refused the {kind} {source}: {error}") from None
+    except (errors.LocalEntryNotFoundError, ConnectionError) as error:
+        why = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
+        raise Refusal(
+            f"the {kind} {source} is not in the Hugging Face cache, and {why} "
+            f"({type(error).__name__}). Fetch it on a host with a network, or give a local "
+            "path as `source`."
+        ) from None

@@ -1,0 +1,117 @@
+"""The model as a method trains it: 4-bit with adapters, 16-bit with adapters, or all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+
+def compute_dtype() -> torch.dtype:
+    """bf16 wherever the device has it; fp16 only on GPUs that do not (before Ampere)."""
+    if not torch.cuda.is_available():
+        return torch.bfloat16
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native else torch.float16
+
+
+def load_for_training(folder: Path, settings: dict, local_rank: int) -> torch.nn.Module:
+    """The model with its trainable parameters set, on this rank's device.
+
+    Under ZeRO-3 this must run after TrainingArguments exist: transformers then builds the
+    model inside `deepspeed.zero.Init`, already sharded.
+    """
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=weight_dtype(settings),
+        attn_implementation=settings["attention"] or default_attention(),
+        trust_remote_code=settings["trust_remote_code"],
+        **placement(settings, local_rank),
+    )
+    model.config.use_cache = False  # a cache is for generation; in training it only costs memory
+    if settings["method"] == "full":
+        return model
+    if settings["method"] == "qlora":
+        keep_gradients_on_cpu(model)
+    return add_adapters(model, settings)
+
+
+def default_attention() -> str | None:
+    """None leaves the choice to transformers. On a CPU its SDPA is slow in the backward pass."""
+    return None if torch.cuda.is_available() else "eager"
+
+
+def weight_dtype(settings: dict) -> torch.dtype:
+    """Full fine-tuning under DDP keeps fp32 weights and computes under autocast; DeepSpeed
+    keeps its own fp32 master copy, so there, and under adapters, weights are 16-bit."""
+    alone = settings["method"] == "full" and settings["launch"] == "ddp"
+    return torch.float32 if alone else compute_dtype()
+
+
+def placement(settings: dict, local_rank: int) -> dict:
+    """Pin a quantized model to this rank's device.
+
+    Never "auto": it spreads one model over all GPUs, and the Trainer then turns DDP off without
+    a word. Other loads need no device map: the Trainer or DeepSpeed places them.
+    """
+    if settings["method"] != "qlora":
+        return {}
+    device = local_rank if torch.cuda.is_available() else "cpu"
+    return {"device_map": {"": device}, "quantization_config": quantization(settings)}
+
+
+def quantization(settings: dict):
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type=settings["quantization"]["type"],
+        bnb_4bit_use_double_quant=settings["quantization"]["double"],
+        bnb_4bit_compute_dtype=compute_dtype(),
+    )
+
+
+def keep_gradients_on_cpu(model: torch.nn.Module) -> None:
+    """Keep bitsandbytes from repacking 4-bit weights for CPU inference.
+
+    On CPUs with AVX512-BF16, bitsandbytes 0.50 repacks them at the first forward in eval mode.
+    Every later training step then loses the gradients behind them, silently.
+    """
+    import bitsandbytes as bnb
+
+    for module in model.modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+
+
+def add_adapters(model: PreTrainedModel, settings: dict) -> torch.nn.Module:
+    """LoRA layers; peft keeps them in fp32 over a 16-bit base."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = settings["lora"]
+    return get_peft_model(
+        model,
+        LoraConfig(
+            task_type="CAUSAL_LM",
+            r=lora["rank"],
+            lora_alpha=lora["alpha"],
+            lora_dropout=lora["dropout"],
+            target_modules=lora["target_modules"],
+        ),
+    )
+
+
+def load_for_inference(
+    folder: Path, trust_remote_code: bool, quantized: dict | None = None, device: str = "cpu"
+) -> PreTrainedModel:
+    """A model to score or generate with, in 16 bit, or in 4 bit as QLoRA trained on it."""
+    config = {"quantization_config": quantization({"quantization": quantized})} if quantized else {}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=compute_dtype() if device != "cpu" else torch.bfloat16,
+        device_map={"": device},
+        trust_remote_code=trust_remote_code,
+        **config,
+    )
+    return model.eval()

@@ -1,0 +1,48 @@
+"""What a run says while it trains: metrics.jsonl, and a line now and then."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from transformers import TrainerCallback
+
+from finetune.cli import say
+
+SECONDS_BETWEEN_LINES = 20
+
+
+class Progress(TrainerCallback):
+    """Writes every logged step to metrics.jsonl on rank 0, and some to the terminal."""
+
+    def __init__(self, run: str, path: Path) -> None:
+        self.run = run
+        self.path = path
+        path.write_text("")
+        self.started = self.said = time.monotonic()
+
+    def on_train_begin(self, args, state, control, **_: object) -> None:
+        self.started = time.monotonic()
+        say(f"{self.run}: {state.max_steps} steps")
+
+    def on_log(self, args, state, control, logs: dict | None = None, **_: object) -> None:
+        line = {"step": state.global_step, **(logs or {})}
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        last = state.global_step == state.max_steps
+        due = time.monotonic() - self.said >= SECONDS_BETWEEN_LINES
+        if "loss" in line and (due or last):
+            self.said = time.monotonic()
+            say(self.line(state, line))
+        elif "eval_loss" in line:
+            say(f"{self.run}: step {state.global_step}, validation loss {line['eval_loss']:.4f}")
+
+    def line(self, state, log: dict) -> str:
+        left = (state.max_steps - state.global_step) * (
+            (time.monotonic() - self.started) / state.global_step
+        )
+        return (
+            f"{self.run}: step {state.global_step}/{state.max_steps}, loss {log['loss']:.4f}, "
+            f"{log['tokens_per_second']:.0f} tokens/s, {left / 60:.1f} min left"
+        )

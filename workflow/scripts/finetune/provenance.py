@@ -1,0 +1,45 @@
+"""Which code, packages and machine made a result."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "peft",
+    "bitsandbytes",
+    "accelerate",
+    "deepspeed",
+    "tokenizers",
+)
+
+
+def package_versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: version(name) for name in PACKAGES}
+
+
+def code_commit() -> str | None:
+    """Commit of this workflow, with `-dirty` when files differ from it; None outside git."""
+    folder = Path(__file__).parent
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def peak_memory() -> dict[str, int]:
+    """Peak bytes of this process: host RSS, and what the CUDA allocator reserved."""
+    import torch
+
+    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    if torch.cuda.is_available():
+        peak["gpu"] = torch.cuda.max_memory_reserved()
+    return peak

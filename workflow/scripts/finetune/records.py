@@ -1,0 +1,163 @@
+"""Rows as people have them, read one by one, turned into one canonical shape.
+
+Canonical row: `id` (file:line), `messages` (list of {role, content}). A row that cannot be
+used is a Reject with its place and reason, never a silent gap. Lines are read here and not by
+`datasets`: Arrow's type inference turns strings to null depending on the order of rows
+(huggingface/datasets issue 7222), and it keeps no line numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from finetune.cli import Refusal
+
+FORMATS = {"messages": ("messages",), "prompt-completion": ("prompt", "completion")}
+"""The columns each format needs, by our names."""
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A row that cannot be used."""
+
+    source: str
+    line: int
+    reason: str
+
+    def as_json(self) -> str:
+        return json.dumps(asdict(self), ensure_ascii=False)
+
+
+class RowError(ValueError):
+    """Why one row cannot be used."""
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict | RowError]]:
+    """(line or row number from 1, row) of a JSONL, CSV or Parquet file."""
+    readers = {".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}
+    if path.suffix not in readers:
+        raise Refusal(f"{path}: cannot read {path.suffix!r} files; known: {', '.join(readers)}")
+    return readers[path.suffix](path)
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict | RowError]]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, parse_json(line)
+
+
+def parse_json(line: bytes) -> dict | RowError:
+    try:
+        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique_keys)
+    except UnicodeDecodeError:
+        return RowError("not UTF-8; convert the file, e.g. iconv -f latin1 -t utf-8")
+    except json.JSONDecodeError as error:
+        return RowError(f"not JSON: {error.msg}")
+    except RowError as error:
+        return error
+    return row if isinstance(row, dict) else RowError("not a JSON object")
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise RowError("a key appears twice")
+    return row
+
+
+def read_csv(path: Path) -> Iterator[tuple[int, dict | RowError]]:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.DictReader(file, strict=True)
+            for row in reader:
+                whole = None not in row and None not in row.values()
+                yield (
+                    reader.line_num,
+                    row if whole else RowError("another number of fields than the header"),
+                )
+    except UnicodeDecodeError:
+        raise Refusal(f"{path} is not UTF-8; convert it, e.g. iconv -f latin1 -t utf-8") from None
+    except csv.Error as error:
+        raise Refusal(f"{path}:{reader.line_num}: not CSV: {error}") from None
+
+
+def read_parquet(path: Path) -> Iterator[tuple[int, dict | RowError]]:
+    import pyarrow.parquet as pq
+
+    number = 0
+    for batch in pq.ParquetFile(path).iter_batches():
+        for row in batch.to_pylist():
+            number += 1
+            yield number, row
+
+
+def find_format(row: dict, source: str, columns: dict[str, str]) -> str:
+    """The format whose columns the row has. `columns` maps our names to the user's."""
+    named = {columns.get(ours, ours): ours for names in FORMATS.values() for ours in names}
+    present = {named[key] for key in row if key in named}
+    fitting = [name for name, needs in FORMATS.items() if set(needs) <= present]
+    if len(fitting) == 1:
+        return fitting[0]
+    found = ", ".join(row)
+    if fitting:
+        raise Refusal(f"{source} fits {' and '.join(fitting)} (columns: {found}); set `format`.")
+    raise Refusal(
+        f"{source} has the columns: {found}. Needed: `messages`, or `prompt` and `completion`. "
+        "Map yours under the dataset, e.g. `columns: {prompt: question, completion: answer}`."
+    )
+
+
+def to_messages(row: dict, format: str, columns: dict[str, str]) -> list[dict[str, str]]:
+    """The conversation in a row. Raises RowError."""
+    values = [row.get(columns.get(name, name)) for name in FORMATS[format]]
+    if format == "messages":
+        messages = [clean_turn(turn) for turn in as_turns(values[0])]
+    else:
+        roles = ("user", "assistant")
+        pairs = zip(roles, values, FORMATS[format], strict=True)
+        messages = [{"role": r, "content": text(v, name)} for r, v, name in pairs]
+    check_order([m["role"] for m in messages])
+    return messages
+
+
+def as_turns(value: Any) -> list:
+    if isinstance(value, str):  # CSV can hold messages only as JSON text
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError:
+            raise RowError("messages is text, but not JSON") from None
+    if not isinstance(value, list) or not value:
+        raise RowError("messages is not a list of turns, or is empty")
+    return value
+
+
+def clean_turn(turn: Any) -> dict[str, str]:
+    if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
+        raise RowError("a turn needs a role: system, user or assistant")
+    return {"role": turn["role"], "content": text(turn.get("content"), turn["role"])}
+
+
+def text(value: Any, name: str) -> str:
+    if not isinstance(value, str):
+        raise RowError(f"{name} is {type(value).__name__}, not text")
+    if not value.strip():
+        raise RowError(f"{name} is empty")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise RowError(f"{name} holds a lone surrogate, which is no text") from None
+    return value
+
+
+def check_order(roles: list[str]) -> None:
+    """[system] (user assistant)+: what chat templates accept and training can learn from."""
+    turns = roles[1:] if roles[0] == "system" else roles
+    expected = ["user", "assistant"] * (len(turns) // 2)
+    if not turns or turns != expected:
+        raise RowError("turns must go [system] user assistant user assistant …, assistant last")

@@ -1,0 +1,58 @@
+"""Where a model or dataset comes from: this machine, an installed package, or the hub."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from finetune.cli import Refusal
+
+HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
+
+
+def is_local(source: str) -> bool:
+    """A path, rather than a hub id: it says so (`./`, `/`, `~`), has a file's ending, or exists."""
+    path = Path(source)
+    looks = source.startswith((".", "/", "~")) or path.suffix in (*DATA_SUFFIXES, ".gguf")
+    return looks or path.exists() or not HUB_ID.fullmatch(source)
+
+
+def locate_model(source: str) -> Path | None:
+    """The folder or GGUF file of a model that is on this machine; None for a hub id."""
+    if source.startswith("package:"):
+        return inside_package(source.removeprefix("package:"))
+    if not is_local(source):
+        return None
+    path = Path(source).expanduser()
+    if path.is_file() and path.suffix != ".gguf":
+        raise Refusal(f"{source} is a file. A model is a folder with a config.json, or a .gguf.")
+    if path.is_dir() and not (path / "config.json").exists():
+        raise Refusal(f"{source} has no config.json, so it is no Hugging Face model folder.")
+    if not path.exists():
+        raise Refusal(
+            f"there is no file or folder {source} here ({Path.cwd()}). "
+            "A hub model is written org/name, without a leading dot or slash."
+        )
+    return path
+
+
+def inside_package(reference: str) -> Path:
+    """`import_name/path/inside` as a path on this machine."""
+    name, _, inner = reference.partition("/")
+    spec = find_spec(name) if name.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise Refusal(f"the Python package {name!r} is not installed: run `make install`.")
+    path = Path(next(iter(spec.submodule_search_locations))) / inner
+    if not path.exists():
+        raise Refusal(f"the Python package {name!r} has no file {inner!r}.")
+    return path
+
+
+def local_inputs(source: str) -> list[str]:
+    """Files of a model source whose change must fetch it again."""
+    if source.startswith("package:") or not is_local(source):
+        return []
+    folder = Path(source)
+    return sorted(map(str, folder.glob("*"))) if folder.is_dir() else [source]

@@ -1,0 +1,61 @@
+"""The config keys that each stage uses, and no others.
+
+Rules pass these as params, so Snakemake runs a stage again when, and only when, one of its own
+keys changes. Where the work is done (GPUs, memory) changes no result and triggers no training.
+"""
+
+from __future__ import annotations
+
+from finetune.config import Config, Dataset, Model, Run
+
+READERS = {"qlora": ("lora", "quantization"), "lora": ("lora",), "full": ()}
+"""Sections that a method reads."""
+PLACE_KEYS = {"gpus": True, "gpu_memory_gb": True}
+"""Keys that say where a run happens."""
+
+
+def fetch_settings(model: Model) -> dict:
+    return model.model_dump(exclude={"attention"})
+
+
+def prepare_settings(dataset: Dataset) -> dict:
+    return dataset.model_dump(exclude={"system_prompt", "max_length", "evaluation"})
+
+
+def tokenize_settings(dataset: Dataset, model: Model) -> dict:
+    text = dataset.model_dump(include={"system_prompt", "max_length"})
+    return text | model.model_dump(include={"trust_remote_code"})
+
+
+def run_settings(run: Run, exclude: dict) -> dict:
+    """A run without the sections that its method does not read."""
+    idle = {s: True for s in ("lora", "quantization") if s not in READERS[run.method]}
+    return run.model_dump(by_alias=True, exclude={"merge": True, **idle, **exclude})
+
+
+def plan_settings(run: Run) -> dict:
+    return run_settings(run, {"seed": True, "log_every": True, "validate_every": True})
+
+
+def train_settings(run: Run, model: Model) -> dict:
+    """Without the micro-batch too: plan.json splits the batch, the result is the same."""
+    settings = run_settings(run, {**PLACE_KEYS, "batch": {"micro"}})
+    return settings | model.model_dump(include={"attention", "trust_remote_code"})
+
+
+def merge_settings(run: Run, model: Model) -> dict:
+    settings = {"method": run.method, "merge": run.merge.model_dump()} | model.model_dump(
+        include={"trust_remote_code"}
+    )
+    quantized = run.method == "qlora"
+    return settings | ({"quantization": run.quantization.model_dump()} if quantized else {})
+
+
+def evaluate_settings(dataset: Dataset, model: Model) -> dict:
+    settings = dataset.evaluation.model_dump() | dataset.model_dump(include={"system_prompt"})
+    return settings | model.model_dump(include={"trust_remote_code"})
+
+
+def baselines(config: Config) -> list[tuple[str, str]]:
+    """Each (model, dataset) that some run starts from, in the order of the runs."""
+    return list(dict.fromkeys((run.model, run.dataset) for run in config.runs.values()))

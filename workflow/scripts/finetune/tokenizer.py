@@ -1,0 +1,111 @@
+"""Tokenizers made fit for training: a pad token, a length, a chat template."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+
+from finetune.cli import Refusal
+
+SPARE_TOKENS = (
+    "<pad>",
+    "<|pad|>",
+    "[PAD]",
+    "<|finetune_right_pad_id|>",
+    "<|endoftext|>",
+    "<unk>",
+)
+UNSET_LENGTH = 1_000_000  # transformers writes 1e30 where a tokenizer says nothing
+
+TEMPLATES = {
+    "chatml": (
+        "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+        "{{ message.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ),
+    "plain": (
+        "{% for message in messages %}{{ message.content }}"
+        "{% if message.role == 'assistant' %}{{ eos_token }}{% else %}\n{% endif %}{% endfor %}"
+    ),
+}
+"""Named chat templates. `chatml` wants its markers in the vocabulary; `plain` wants nothing."""
+
+
+def load_tokenizer(folder: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(str(folder), trust_remote_code=trust_remote_code)
+
+
+def repair(
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    pad_token: str | None,
+    chat_template: str | None,
+) -> list[str]:
+    """Make a tokenizer fit for training, in place. Returns a line for each change."""
+    if tokenizer.eos_token is None:
+        raise Refusal("the tokenizer has no EOS token, so a trained model could never stop.")
+    if not tokenizer.is_fast:
+        raise Refusal("the tokenizer has no fast version, which gives the offsets masks need.")
+    notes = [
+        set_pad_token(tokenizer, pad_token),
+        set_length(tokenizer, config),
+        set_template(tokenizer, chat_template),
+        write_bos(tokenizer),
+    ]
+    return [note for note in notes if note]
+
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str | None:
+    """Padding that is not EOS: a model whose padding is EOS is masked wrong by other tools."""
+    vocabulary = tokenizer.get_vocab()
+    if wanted is not None and wanted not in vocabulary:
+        raise Refusal(f"pad_token {wanted!r} is not in the vocabulary of this model.")
+    before = tokenizer.pad_token
+    if wanted is None and before is not None and before != tokenizer.eos_token:
+        return None
+    spare = [t for t in SPARE_TOKENS if t in vocabulary and t != tokenizer.eos_token]
+    tokenizer.pad_token = wanted or next(iter(spare), tokenizer.eos_token)
+    if tokenizer.pad_token == before:
+        return None
+    return f"pad token {before!r} -> {tokenizer.pad_token!r} (EOS is {tokenizer.eos_token!r})"
+
+
+def set_length(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> str | None:
+    context = getattr(config, "max_position_embeddings", None)
+    if tokenizer.model_max_length < UNSET_LENGTH or context is None:
+        return None
+    tokenizer.model_max_length = context
+    return f"model_max_length unset -> {context}"
+
+
+def set_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str | None:
+    if wanted is None:
+        return None
+    text = TEMPLATES.get(wanted)
+    if text is None:
+        if not Path(wanted).is_file():
+            known = ", ".join(TEMPLATES)
+            raise Refusal(f"chat_template {wanted!r} is neither a file nor one of: {known}.")
+        text = Path(wanted).read_text(encoding="utf-8")
+    if wanted == "chatml" and "<|im_end|>" not in tokenizer.get_vocab():
+        raise Refusal("chat_template chatml needs <|im_end|> in the vocabulary; use `plain`.")
+    tokenizer.chat_template = text
+    return f"chat template: {wanted}"
+
+
+def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """Let the template write the BOS that the tokenizer adds to plain text.
+
+    A rendered conversation is tokenized without special tokens, here and by every server, so
+    a template that leaves BOS out would train and serve a model without it.
+    """
+    bos, template = tokenizer.bos_token, tokenizer.chat_template
+    adds_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
+    if not adds_bos or template is None:
+        return None
+    turn = [{"role": "user", "content": "a"}]
+    if tokenizer.apply_chat_template(turn, tokenize=False).startswith(bos):
+        return None
+    tokenizer.chat_template = "{{ bos_token }}" + template
+    return "the chat template left out BOS; added"

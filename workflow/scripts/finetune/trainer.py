@@ -1,0 +1,93 @@
+"""transformers.Trainer with exact batches, exact validation loss and throughput."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset, RandomSampler
+from transformers import Trainer
+
+from finetune.chat import IGNORED
+from finetune.guards import check_finite
+from finetune.scores import batch_scores
+
+COUNTS = 2
+"""Counted on every rank: non-padding tokens, supervised tokens."""
+
+
+class FinetuneTrainer(Trainer):
+    """Trainer whose batches carry `row`, the index of each row in the data set."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.counts = torch.zeros(COUNTS, dtype=torch.float64, device=self.args.device)
+        self.total_tokens = 0
+        self.training_seconds = 0.0
+        self.since = time.monotonic()
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> RandomSampler:
+        """A fresh permutation each epoch, cut to whole global batches: no step is smaller than
+        the configured batch, and accelerate repeats no row to even out the ranks."""
+        rows = len(train_dataset if train_dataset is not None else self.train_dataset)
+        args = self.args
+        size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        return RandomSampler(range(rows), num_samples=rows // size * size)
+
+    def training_step(self, model: Any, inputs: dict, num_items_in_batch: Any = None) -> Any:
+        rows = inputs.pop("row")
+        self.counts[0] += inputs["attention_mask"].sum()
+        self.counts[1] += (inputs["shift_labels"] != IGNORED).sum()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not torch.isfinite(loss):
+            names = [self.train_dataset[index]["id"] for index in rows.tolist()]
+            check_finite(loss.item(), "the loss", self.state.global_step + 1, names)
+        return loss
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Loss averaged over supervised tokens of the whole split. The inherited one averages
+        the means of batches, which weighs short rows more."""
+        started = time.monotonic()
+        totals = self.score(self.get_eval_dataloader(eval_dataset)).tolist()
+        nll, tokens, correct = totals
+        metrics = {f"{metric_key_prefix}_loss": nll / tokens}
+        metrics[f"{metric_key_prefix}_token_accuracy"] = correct / tokens
+        self.since += time.monotonic() - started  # validation is no training time
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
+        return metrics
+
+    @torch.no_grad()
+    def score(self, batches: Any) -> torch.Tensor:
+        """Summed row scores over all ranks, each row once."""
+        self.model.eval()
+        totals = torch.zeros(3, dtype=torch.float64)
+        for batch in batches:
+            scores, _ = batch_scores(self.model, batch)
+            totals += self.accelerator.gather_for_metrics(scores).double().sum(0).cpu()
+        return totals
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add tokens seen and tokens a second, over all ranks, to training lines."""
+        if "loss" in logs:
+            check_finite(logs["loss"], "the mean loss", self.state.global_step, ["see above"])
+            tokens, supervised = self.accelerator.reduce(self.counts, "sum").tolist()
+            seconds = time.monotonic() - self.since
+            self.total_tokens += int(tokens)
+            self.training_seconds += seconds
+            logs |= {
+                "tokens": self.total_tokens,
+                "tokens_per_second": tokens / seconds,
+                "supervised_share": supervised / tokens,
+            }
+            self.counts.zero_()
+            self.since = time.monotonic()
+        super().log(logs, start_time)

@@ -1,0 +1,61 @@
+"""Saved weights, checked from the headers of their safetensors files: no tensor is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+
+from safetensors import safe_open
+
+from finetune.cli import Refusal
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def saved_shapes(folder: Path) -> Shapes:
+    """Names and shapes of all tensors in the safetensors files of a folder."""
+    shapes: Shapes = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - a safetensors handle, no dict
+                shapes[name] = tuple(file.get_slice(name).get_shape())
+    return shapes
+
+
+def expected_shapes(folder: Path, trust_remote_code: bool) -> tuple[Shapes, dict[str, str]]:
+    """What the architecture of a model folder has, and the tied pairs of which one is enough."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
+    return shapes, tied | {source: target for target, source in tied.items()}
+
+
+def verify(folder: Path, expected: Shapes, tied: dict[str, str]) -> dict[str, int]:
+    """Raise Refusal unless every expected tensor is there, whole, and nothing else is."""
+    found = saved_shapes(folder)
+    faults = list(differences(found, expected, tied))
+    if faults:
+        raise Refusal(
+            f"{folder} does not hold the whole model: {'; '.join(faults[:3])} "
+            f"({len(faults)} faults in all). Train again with `snakemake --forcerun train`."
+        )
+    return {"tensors": len(found), "parameters": sum(prod(shape) for shape in found.values())}
+
+
+def differences(found: Shapes, expected: Shapes, tied: dict[str, str]) -> Iterator[str]:
+    """What is wrong, one text a tensor."""
+    for name, shape in expected.items():
+        if name not in found:
+            if tied.get(name) not in found:
+                yield f"{name} is missing"
+        elif prod(found[name]) == 0 and prod(shape) != 0:
+            yield f"{name} is empty"
+        elif found[name] != shape:
+            yield f"{name} is {found[name]}, not {shape}"
+    yield from (f"{name} is unknown to the architecture" for name in found if name not in expected)

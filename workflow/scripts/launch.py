@@ -1,0 +1,116 @@
+"""Start train.py in one process a GPU, through `accelerate launch --config_file`.
+
+Reads plan.json for the number of processes that was planned, and the number Snakemake granted.
+Freezes the run's settings into train.yaml. Where there is no GPU the same command line starts
+CPU processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from finetune.batch import split_batch
+from finetune.cli import Refusal, run_script, say, settings
+from finetune.files import read_json, write_aside
+
+ROOT = Path(__file__).resolve().parents[2]
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "GOTO_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+)
+
+
+def main() -> None:
+    args = parse()
+    plan = read_json(args.plan)
+    devices = visible_gpus()
+    check_devices(args.gpus, plan, devices)
+    with write_aside(args.config) as aside:
+        aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
+    command = accelerate_command(args.settings["launch"], args.gpus) + train_command(args)
+    print("launch:", " ".join(command), file=sys.stderr, flush=True)
+    env = environment(args.threads, args.gpus, on_gpu=devices > 0)
+    code = subprocess.run(command, env=env).returncode
+    if code != 0:
+        sys.exit(1)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--gpus", required=True, type=int, help="granted, one process each")
+    parser.add_argument("--threads", required=True, type=int, help="CPU threads of the whole job")
+    parser.add_argument("--config", required=True, type=Path, help="where settings are frozen")
+    for name in ("plan", "tokens", "model", "output", "metrics", "record"):
+        parser.add_argument(f"--{name}", required=True, type=Path)
+    return parser.parse_args()
+
+
+def visible_gpus() -> int:
+    """GPUs this job may use: torch respects CUDA_VISIBLE_DEVICES and SLURM's choice."""
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def check_devices(granted: int, plan: dict, devices: int) -> None:
+    """More processes than GPUs would share one; fewer than planned is said aloud."""
+    if 0 < devices < granted:
+        raise Refusal(
+            f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
+            f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
+            f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
+        )
+    accumulation = split_batch(plan["global_batch"], plan["micro_batch"], granted)
+    if granted != plan["world_size"]:
+        say(
+            f"launch: {plan['world_size']} processes were planned, {granted} granted: "
+            f"accumulation {plan['accumulation']} -> {accumulation}, same batch of "
+            f"{plan['global_batch']} rows"
+        )
+
+
+def accelerate_command(launch: str, processes: int) -> list[str]:
+    """The launcher. `--config_file` keeps a user's default accelerate config out."""
+    config = ROOT / "config" / "accelerate" / f"{launch}.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    command += ["--num_processes", str(processes), "--main_process_port", "0"]
+    deepspeed = yaml.safe_load(config.read_text()).get("deepspeed_config")
+    if deepspeed:  # the file names it relative to the repository; jobs may run elsewhere
+        command += ["--deepspeed_config_file", str(ROOT / deepspeed["deepspeed_config_file"])]
+    return command
+
+
+def train_command(args: argparse.Namespace) -> list[str]:
+    command = [str(Path(__file__).with_name("train.py")), "--world-size", str(args.gpus)]
+    for name in ("config", "plan", "tokens", "model", "output", "metrics", "record"):
+        command += [f"--{name}", str(getattr(args, name))]
+    return command
+
+
+def environment(threads: int, processes: int, on_gpu: bool) -> dict[str, str]:
+    """What every rank inherits. Training never asks the hub for anything."""
+    share = str(max(1, threads // processes))
+    return os.environ | {
+        # Snakemake sets all of these to the threads of the job. Left so, MKL alone starts that
+        # many in every rank, and training on a CPU is ten times slower.
+        **dict.fromkeys(THREAD_VARIABLES, share),
+        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+if __name__ == "__main__":
+    run_script(main)

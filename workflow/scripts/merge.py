@@ -1,0 +1,145 @@
+"""Rule merge: one folder of 16-bit weights, ready to serve, from whatever training left.
+
+One process, no GPU, no process group: nothing can hang. Adapters are merged into the 16-bit
+base; fully trained weights are linked. Both are checked tensor by tensor, and a merge is also
+compared, on held-out rows, with the model as it was trained. Writes `model/` and `merge.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedModel
+
+from finetune.cli import Refusal, run_script, say, settings
+from finetune.collator import RowCollator, open_tokens
+from finetune.files import complete_directory, read_json, write_json
+from finetune.model_card import model_card
+from finetune.modeling import load_for_inference
+from finetune.scores import batch_scores
+from finetune.tokenizer import load_tokenizer
+from finetune.weights import expected_shapes, verify
+
+CHECKED_ROWS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--trained", required=True, type=Path)
+    parser.add_argument("--train-record", required=True, type=Path, help="train.json")
+    parser.add_argument("--base", required=True, type=Path, help="pretrained/ of fetch_model")
+    parser.add_argument("--tokens", required=True, type=Path, help="folder of tokenize_data")
+    parser.add_argument("--output", required=True, type=Path, help="model/")
+    parser.add_argument("--record", required=True, type=Path, help="merge.json")
+    args = parser.parse_args()
+
+    trust = args.settings["trust_remote_code"]
+    facts = read_json(args.train_record)
+    shapes, tied = expected_shapes(args.base, trust)
+    with complete_directory(args.output) as folder:
+        if args.settings["method"] == "full":
+            link_trained(args.trained, args.base, folder)
+            record = {}
+        else:
+            record = merge_adapter(args, folder)
+        record |= verify(folder, shapes, tied)
+        load_tokenizer(args.base, trust).save_pretrained(folder)
+        shutil.copy(args.base / "generation_config.json", folder)
+        (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
+    write_json(args.record, record)
+    say(f"merge: {args.output} holds {record['tensors']} tensors, all verified")
+
+
+def link_trained(trained: Path, base: Path, folder: Path) -> None:
+    """Hard links where the file system allows: the weights exist once."""
+    for path in trained.iterdir():
+        if path.suffix == ".safetensors" or path.name.endswith(".index.json"):
+            try:
+                os.link(path, folder / path.name)
+            except OSError:
+                shutil.copy(path, folder)
+            (folder / path.name).chmod(0o644)
+    config = read_json(trained / "config.json")
+    config["use_cache"] = read_json(base / "config.json").get("use_cache", True)
+    write_json(folder / "config.json", config)
+
+
+def merge_adapter(args: argparse.Namespace, folder: Path) -> dict:
+    """Merge into the better base, save, and measure what the merge changed.
+
+    A QLoRA adapter was trained on the 4-bit base. Which 16-bit base suits it, the original or
+    the dequantized one, differs from model to model (unsloth-zoo pull request 810): measured.
+    """
+    trust = args.settings["trust_remote_code"]
+    batch = held_out(args.tokens, load_tokenizer(args.base, trust))
+    trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
+    loss, logits = measure(trained, batch)
+    record = {"loss_trained": loss, "max_logit": logits.abs().max().item(), "loss_merged": {}}
+    best = None
+    for base in bases(args.settings):
+        adapter = PeftModel.from_pretrained(load_base(args, base), args.trained)
+        merged = adapter.merge_and_unload(safe_merge=True)
+        record["loss_merged"][base], after = measure(merged, batch)
+        if best is None or record["loss_merged"][base] < record["loss_merged"][record["base"]]:
+            best, record["base"] = merged, base
+            record["max_logit_difference"] = (after - logits).abs().max().item()
+    check_drift(record, args.settings["merge"]["tolerance"])
+    best.save_pretrained(folder)
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
+    return record
+
+
+def bases(settings: dict) -> list[str]:
+    """The bases to try. Only a quantized base has a dequantized form."""
+    chosen = settings["merge"]["base"]
+    if settings["method"] == "lora":
+        return ["original"]
+    return ["original", "dequantized"] if chosen == "best" else [chosen]
+
+
+def load_base(args: argparse.Namespace, form: str) -> PreTrainedModel:
+    """The base as it was trained on, dequantized from that, or in its original 16 bit."""
+    trust, quantized = args.settings["trust_remote_code"], args.settings.get("quantization")
+    if form == "original" or quantized is None:
+        return load_for_inference(args.base, trust)
+    model = load_for_inference(args.base, trust, quantized)
+    return model.dequantize() if form == "dequantized" else model
+
+
+def held_out(tokens: Path, tokenizer) -> Mapping:
+    """Some validation rows, or training rows where there is no validation split."""
+    tokenizer.padding_side = "right"
+    rows = open_tokens(tokens / "validation")
+    rows = rows if len(rows) else open_tokens(tokens / "train")
+    return RowCollator(tokenizer)([rows[i] for i in range(min(CHECKED_ROWS, len(rows)))])
+
+
+@torch.inference_mode()
+def measure(model: torch.nn.Module, batch: Mapping) -> tuple[float, torch.Tensor]:
+    """Loss per supervised token, and the logits at supervised positions."""
+    scores, logits = batch_scores(model.eval(), batch)
+    nll, tokens, _ = scores.sum(0).tolist()
+    return nll / tokens, logits.float()
+
+
+def check_drift(record: dict, tolerance: float) -> None:
+    """A merged model that is worse than what was trained must not be served."""
+    trained, merged = record["loss_trained"], record["loss_merged"][record["base"]]
+    if merged > trained * (1 + tolerance):
+        raise Refusal(
+            f"on held-out rows the merged model's loss is {merged:.4f}, the trained one's "
+            f"{trained:.4f}: more than {tolerance:.0%} worse. Serve the adapter in trained/ on its "
+            "base instead, train with `method: lora`, or raise merge.tolerance."
+        )
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,132 @@
+"""Rule plan_run: how the batch is split and whether the run fits, before a GPU is asked for.
+
+Reads the run's settings, `model.json` and `lint.json`; loads no weights. Writes `plan.json`.
+A run that cannot work ends here, with what to change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from finetune.batch import split_batch
+from finetune.cli import Refusal, run_script, say, settings
+from finetune.files import read_json, write_json
+from finetune.memory import Shapes, training_memory
+
+GB = 1e9
+LARGE = 13e9
+"""Above this many parameters the QLoRA paper halves the learning rate (its table 9)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--model", required=True, type=Path, help="model.json")
+    parser.add_argument("--lint", required=True, type=Path, help="lint.json")
+    parser.add_argument("--output", required=True, type=Path, help="plan.json")
+    args = parser.parse_args()
+
+    model, lint = read_json(args.model), read_json(args.lint)
+    plan = batch_plan(args.settings, lint["train"]["rows"])
+    plan["learning_rate"] = learning_rate(args.settings, model["parameters"])
+    plan["memory"] = memory_plan(args.settings, model, lint["train"]["longest"])
+    check_context(model, lint["train"]["longest"])
+    write_json(args.output, plan)
+    say("plan_run: " + summary(plan))
+
+
+def batch_plan(settings: dict, rows: int) -> dict:
+    """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
+    size, micro = settings["batch"]["global"], settings["batch"]["micro"]
+    if rows < size:
+        raise Refusal(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
+    steps_per_epoch = rows // size
+    steps = settings["steps"] or math.ceil(steps_per_epoch * (settings["epochs"] or 1))
+    return {
+        "world_size": settings["gpus"],
+        "global_batch": size,
+        "micro_batch": micro,
+        "accumulation": split_batch(size, micro, settings["gpus"]),
+        "steps_per_epoch": steps_per_epoch,
+        "steps": steps,
+        "rows_unseen_per_epoch": rows % size,
+    }
+
+
+def learning_rate(settings: dict, parameters: int) -> float:
+    """The run's own, or the method's: QLoRA paper for adapters, common practice for full."""
+    if (chosen := settings["optimizer"]["learning_rate"]) is not None:
+        return chosen
+    if settings["method"] == "full":
+        return 1e-5
+    return 2e-4 if parameters <= LARGE else 1e-4
+
+
+def memory_plan(settings: dict, model: dict, longest: int) -> dict:
+    """Predicted bytes by part against what a GPU has. Raises Refusal when it cannot fit."""
+    lora = settings.get("lora", {"rank": 0, "target_modules": []})
+    parts = training_memory(
+        Shapes.of(model, lora["rank"], lora["target_modules"]),
+        method=settings["method"],
+        launch=settings["launch"],
+        gpus=settings["gpus"],
+        double=settings.get("quantization", {}).get("double", False),
+        micro=settings["batch"]["micro"],
+        length=longest,
+        checkpointing=settings["gradient_checkpointing"],
+    )
+    total, (available, seen) = sum(parts.values()), device_memory(settings)
+    if available is not None and total > available:
+        raise Refusal(
+            f"needs about {total / GB:.1f} GB on each GPU, and there are {available / GB:.1f} "
+            f"({seen}). {cheaper(settings, parts)}"
+        )
+    return {"parts": parts, "total": total, "available": available, "device": seen}
+
+
+def device_memory(settings: dict) -> tuple[float | None, str]:
+    """Bytes for one process, and where the number is from."""
+    if settings["gpu_memory_gb"]:
+        return settings["gpu_memory_gb"] * GB, "gpu_memory_gb"
+    import torch
+
+    if torch.cuda.is_available():
+        device = torch.cuda.get_device_properties(0)
+        return device.total_memory, device.name
+    return None, "no GPU seen here; set gpu_memory_gb to have it checked"
+
+
+def cheaper(settings: dict, parts: dict[str, int]) -> str:
+    """What lowers the largest parts, cheapest first."""
+    advice = []
+    if not settings["gradient_checkpointing"]:
+        advice.append("`gradient_checkpointing: true`")
+    if settings["batch"]["micro"] > 1:
+        advice.append("`batch: {micro: 1}` (the result stays the same)")
+    if settings["method"] == "full":
+        more = "zero3-offload" if settings["launch"] == "zero3" else "zero3"
+        advice += [f"`launch: {more}`", "more gpus", "`method: qlora`"]
+    if settings["method"] == "lora":
+        advice.append("`method: qlora`")
+    largest = max(parts, key=parts.get)
+    return f"The largest part is {largest}. Try: {', '.join(advice) or 'a shorter max_length'}."
+
+
+def check_context(model: dict, longest: int) -> None:
+    if model["context"] is not None and longest > model["context"]:
+        raise Refusal(
+            f"the longest row has {longest} tokens, but the model's context is "
+            f"{model['context']}; set max_length under the dataset to at most that."
+        )
+
+
+def summary(plan: dict) -> str:
+    split = f"{plan['micro_batch']} x {plan['accumulation']} x {plan['world_size']}"
+    memory = f"{plan['memory']['total'] / GB:.1f} GB a GPU predicted"
+    return f"{plan['steps']} steps of {plan['global_batch']} rows = {split}; {memory}"
+
+
+if __name__ == "__main__":
+    run_script(main)
