@@ -9,7 +9,7 @@ GPUS ?= $(shell n=$$(nvidia-smi -L 2>/dev/null | grep -c ^GPU); echo $$(( n > 0 
 # Jobs call `python`: it has to be the environment's own.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: run test lint format schema pins install clean
+.PHONY: run test lint format schema pins install dag clean
 
 run: $(READY)
 	snakemake --cores all --resources gpu=$(GPUS)
@@ -39,9 +39,13 @@ $(READY): $(wildcard envs/*.txt)
 	pip install --no-deps -r envs/requirements-example.txt
 	touch $@
 
-# After `pip install --upgrade` in $(VENV): record what is installed, derive the conda files.
+# After a change to pins.txt: derive the conda files.
 pins:
 	python envs/derive.py
 
 clean:
 	rm -rf results logs benchmarks .snakemake
+
+# The picture in the README. Needs graphviz.
+dag: $(READY)
+	snakemake --rulegraph dot | tred | dot -Grankdir=LR -Tsvg > docs/dag.svg

@@ -159,7 +159,7 @@ def test_tsv_holds_exact_values_by_dataset_with_the_baseline_first(results, monk
     }
     assert (rows[1]["peak_memory_gb"], rows[1]["peak_memory_of"]) == ("2.082115584", "host")
     assert rows[3]["json_equal"] == ""
-    said = capsys.readouterr().out
+    said = capsys.readouterr().err
     assert said == f"compare: runs: 3, baselines: 1; see {report}\n"
 
 

@@ -1,8 +1,8 @@
 """The validated configuration, and how rules look things up in it."""
 
 import json
-import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,9 +16,10 @@ from finetune.config_errors import ConfigError, load_config
 from finetune.sources import is_local, local_inputs
 from finetune.splits import SPLITS
 
+# Where scripts are is no parameter of a rule: moving the repository must not train again.
 # DeepSpeed is imported along with peft, and complains on the terminal when it has to look for a
 # device. Only training uses it, and launch.py sets the device there.
-shell.prefix("export DS_ACCELERATOR=cpu; ")
+shell.prefix(f"export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu; ")
 
 try:
     CONFIG = load_config(config, workflow.configfiles)
@@ -30,11 +31,6 @@ wildcard_constraints:
     run="|".join(map(re.escape, CONFIG.runs)),
     model="|".join(map(re.escape, CONFIG.models)),
     dataset="|".join(map(re.escape, CONFIG.datasets)),
-
-
-def script(name):
-    """A script as the shell sees it: relative, so that a moved folder re-runs nothing."""
-    return os.path.relpath(SCRIPTS / f"{name}.py")
 
 
 def model_of(wildcards):
@@ -64,3 +60,33 @@ def settings(stage, *sections):
     return lambda wildcards: json.dumps(
         stage(*(section(wildcards) for section in sections))
     )
+
+
+def trained_as_configured(wildcards):
+    """Whether a finished training used the very settings that the config holds now."""
+    folder = Path("results", "runs", wildcards.run)
+    if not Path(folder, "trained").is_dir() or not Path(folder, "train.json").exists():
+        return False
+    now = settings(stages.train_settings, run_of, model_of)(wildcards)
+    return json.loads(Path(folder, "train.json").read_text())["settings"] == json.loads(
+        now
+    )
+
+
+def plan_settings(wildcards):
+    """Where a run is trained, and how its batch is split, is planned again only if it still has
+    to be trained: a finished one keeps the plan that it was trained with."""
+    now = stages.plan_settings(run_of(wildcards))
+    plan = Path("results", "runs", wildcards.run, "plan.json")
+    if plan.exists() and trained_as_configured(wildcards):
+        then = json.loads(plan.read_text())["settings"]
+        now |= {key: then[key] for key in stages.PLAN_ONLY}
+    return json.dumps(now)
+
+
+def plan_of(wildcards):
+    """The plan, ancient to a finished run. Only then: when a plan is made again, Snakemake looks
+    at no other reason to run what comes after an ancient one, a missing output included.
+    """
+    plan = f"results/runs/{wildcards.run}/plan.json"
+    return ancient(plan) if trained_as_configured(wildcards) else plan

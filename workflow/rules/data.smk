@@ -24,12 +24,10 @@ rule make_intents:
     resources:
         mem_mb=1000,
         runtime=10,
-    params:
-        script=script("make_intents"),
     message:
         "Making the example data set {output}"
     shell:
-        "python {params.script} --output {output} 2> {log}"
+        "python $SCRIPTS/make_intents.py --output {output} 2> {log}"
 
 
 # On the submitting host: compute nodes often have no network.
@@ -50,12 +48,11 @@ rule fetch_model:
         mem_mb=8000,
         runtime=120,
     params:
-        script=script("fetch_model"),
         settings=settings(stages.fetch_settings, model_of),
     message:
         "Fetching model {wildcards.model}"
     shell:
-        "python {params.script} --settings {params.settings:q}"
+        "python $SCRIPTS/fetch_model.py --settings {params.settings:q}"
         " --pretrained {output.pretrained} --record {output.record} 2> {log}"
 
 
@@ -77,13 +74,12 @@ rule prepare_data:
         mem_mb=4000,
         runtime=60,
     params:
-        script=script("prepare_data"),
         settings=settings(stages.prepare_settings, dataset_of),
         folder=subpath(output.stats, parent=True),
     message:
         "Preparing data set {wildcards.dataset}"
     shell:
-        "python {params.script} --settings {params.settings:q}"
+        "python $SCRIPTS/prepare_data.py --settings {params.settings:q}"
         " --output {params.folder} 2> {log}"
 
 
@@ -106,13 +102,12 @@ rule tokenize_data:
         mem_mb=8000,
         runtime=120,
     params:
-        script=script("tokenize_data"),
         settings=settings(stages.tokenize_settings, dataset_of, model_of),
         data=subpath(input.stats, parent=True),
         folder=subpath(output.lint, parent=True),
     message:
         "Tokenizing {wildcards.dataset} for {wildcards.model}"
     shell:
-        "python {params.script} --settings {params.settings:q}"
+        "python $SCRIPTS/tokenize_data.py --settings {params.settings:q}"
         " --data {params.data} --model {input.model} --output {params.folder}"
         " --threads {threads} 2> {log}"

@@ -26,12 +26,11 @@ rule evaluate_run:
         mem_mb=32000,
         runtime=240,
     params:
-        script=script("evaluate_model"),
         settings=settings(stages.evaluate_settings, dataset_of, model_of),
     message:
         "Evaluating {wildcards.run}"
     shell:
-        "python {params.script} --settings {params.settings:q}"
+        "python $SCRIPTS/evaluate_model.py --settings {params.settings:q}"
         " --model {input.model} --data {input.data} --tokens {input.tokens}"
         " --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
 

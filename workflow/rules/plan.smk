@@ -21,10 +21,9 @@ rule plan_run:
         mem_mb=2000,
         runtime=10,
     params:
-        script=script("plan_run"),
-        settings=settings(stages.plan_settings, run_of),
+        settings=plan_settings,
     message:
         "Planning run {wildcards.run}"
     shell:
-        "python {params.script} --settings {params.settings:q}"
+        "python $SCRIPTS/plan_run.py --settings {params.settings:q}"
         " --model {input.model} --lint {input.lint} --output {output} 2> {log}"

@@ -40,7 +40,6 @@ rule compare:
         mem_mb=2000,
         runtime=10,
     params:
-        script=script("compare"),
         runs=[f"--run {r}:results/runs/{r}" for r in CONFIG.runs],
         baselines=[
             f"--baseline {m}/{d}:results/baselines/{m}/{d}" for m, d in BASELINES
@@ -48,5 +47,5 @@ rule compare:
     message:
         "Comparing all runs"
     shell:
-        "python {params.script} {params.runs} {params.baselines}"
+        "python $SCRIPTS/compare.py {params.runs} {params.baselines}"
         " --output results/report 2> {log}"

@@ -6,11 +6,11 @@ merge  trained/ + base -> results/runs/{run}/model/ (16 bit, ready to serve), me
 """
 
 
-# plan.json is ancient: another split of the same batch makes the same model, and a finished run
-# stays finished. The number of GPUs is a resource, not a parameter, for the same reason.
+# Another split of the same batch makes the same model, so a finished run stays finished: the
+# number of GPUs is a resource and no parameter, and the plan is ancient to it.
 rule train:
     input:
-        plan=ancient("results/runs/{run}/plan.json"),
+        plan=plan_of,
         model=of_run("results/models/{model}/pretrained"),
         tokens=of_run("results/tokens/{dataset}/{model}/lint.json"),
     output:
@@ -29,14 +29,13 @@ rule train:
         mem_mb=lambda w: 16000 * run_of(w).gpus,
         runtime=24 * 60,
     params:
-        script=script("launch"),
         settings=settings(stages.train_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),
         frozen="results/runs/{run}/train.yaml",
     message:
         "Training {wildcards.run} on {resources.gpu} GPUs (CPU processes where there is none)"
     shell:
-        "python {params.script} --settings {params.settings:q} --config {params.frozen}"
+        "python $SCRIPTS/launch.py --settings {params.settings:q} --config {params.frozen}"
         " --gpus {resources.gpu} --threads {threads} --plan {input.plan}"
         " --model {input.model} --tokens {params.tokens} --output {output.trained}"
         " --metrics {output.metrics} --record {output.record} 2> {log}"
@@ -63,12 +62,11 @@ rule merge:
         mem_mb=64000,
         runtime=120,
     params:
-        script=script("merge"),
         settings=settings(stages.merge_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),
     message:
         "Merging and verifying {wildcards.run}"
     shell:
-        "python {params.script} --settings {params.settings:q} --trained {input.trained}"
+        "python $SCRIPTS/merge.py --settings {params.settings:q} --trained {input.trained}"
         " --train-record {input.record} --base {input.base} --tokens {params.tokens}"
         " --output {output.model} --record {output.record} 2> {log}"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from finetune.cli import Refusal, run_script, say, settings
 from finetune.files import write_aside, write_json
+from finetune.leases import lease, visible_devices
 
 METRICS = Path(__file__).resolve().parents[1] / "metrics"
 STARTED = time.monotonic()
@@ -30,7 +31,14 @@ def main() -> None:
     parser.add_argument("--predictions", required=True, type=Path, help="predictions.jsonl")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_EVALUATE_OFFLINE"] = "1"
+    with lease(1, visible_devices()) as ids:
+        if ids:  # read when CUDA starts, which nothing did so far
+            os.environ["CUDA_VISIBLE_DEVICES"] = ids[0]
+        evaluate_model(args)
 
+
+def evaluate_model(args: argparse.Namespace) -> None:
+    """Score, generate, judge, write."""
     import torch
 
     from finetune.collator import open_tokens
@@ -47,11 +55,8 @@ def main() -> None:
     answers, speed = generate(model, tokenizer, rows, args.settings)
     results |= judge(answers, rows, args.settings["metrics"]) | speed
     write_predictions(args.predictions, rows, answers)
-    results |= {
-        "peak_memory": peak_memory(),
-        "wall_seconds": time.monotonic() - STARTED,
-        "code": code_commit(),
-    }
+    wall = time.monotonic() - STARTED
+    results |= {"peak_memory": peak_memory(), "wall_seconds": wall, "code": code_commit()}
     write_json(args.metrics, results)
     say(f"evaluate_model: {args.model}: {summary(results)}")
 

@@ -90,6 +90,7 @@ def write_tokenizer(folder: Path, settings: dict) -> list[str]:
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)
     generation.pad_token_id = tokenizer.pad_token_id
+    notes += add_stop_token(generation, tokenizer)
     for name in ("generation_config.json", "chat_template.jinja", "tokenizer_config.json"):
         (folder / name).unlink(missing_ok=True)  # a link: saving must not write through it
     for name in ("tokenizer.json", "special_tokens_map.json"):
@@ -97,6 +98,23 @@ def write_tokenizer(folder: Path, settings: dict) -> list[str]:
     tokenizer.save_pretrained(folder)
     generation.save_pretrained(folder)
     return notes
+
+
+def add_stop_token(generation, tokenizer) -> list[str]:
+    """Let generation stop at the token with which the chat template ends a turn. A base model
+    that gets a template knows only the EOS of its own."""
+    from finetune.chat import encode
+
+    if tokenizer.chat_template is None:
+        return []
+    turns = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+    last = encode(tokenizer, turns).input_ids[-1]
+    known = generation.eos_token_id
+    known = known if isinstance(known, list) else [known] if known is not None else []
+    if last in known:
+        return []
+    generation.eos_token_id = [*known, last]
+    return [f"generation stops at {tokenizer.decode([last])!r} too"]
 
 
 def load_config(folder: Path, trust_remote_code: bool):

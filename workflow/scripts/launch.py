@@ -15,9 +15,11 @@ from pathlib import Path
 
 import yaml
 
+from finetune import cli
 from finetune.batch import split_batch
 from finetune.cli import Refusal, run_script, say, settings
 from finetune.files import read_json, write_aside
+from finetune.leases import lease, visible_devices
 
 ROOT = Path(__file__).resolve().parents[2]
 THREAD_VARIABLES = (
@@ -33,14 +35,15 @@ THREAD_VARIABLES = (
 def main() -> None:
     args = parse()
     plan = read_json(args.plan)
-    devices = visible_gpus()
-    check_devices(args.gpus, plan, devices)
+    devices = visible_devices()
+    check_devices(args.gpus, plan, len(devices))
     with write_aside(args.config) as aside:
         aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
     command = accelerate_command(args.settings["launch"], args.gpus) + train_command(args)
     print("launch:", " ".join(command), file=sys.stderr, flush=True)
-    env = environment(args.threads, args.gpus, on_gpu=devices > 0)
-    code = subprocess.run(command, env=env).returncode
+    with lease(args.gpus, devices) as ids:
+        env = environment(args.threads, args.gpus, ids)
+        code = subprocess.run(command, env=env, stdout=cli.terminal).returncode
     if code != 0:
         sys.exit(1)
 
@@ -54,13 +57,6 @@ def parse() -> argparse.Namespace:
     for name in ("plan", "tokens", "model", "output", "metrics", "record"):
         parser.add_argument(f"--{name}", required=True, type=Path)
     return parser.parse_args()
-
-
-def visible_gpus() -> int:
-    """GPUs this job may use: torch respects CUDA_VISIBLE_DEVICES and SLURM's choice."""
-    import torch
-
-    return torch.cuda.device_count()
 
 
 def check_devices(granted: int, plan: dict, devices: int) -> None:
@@ -98,14 +94,16 @@ def train_command(args: argparse.Namespace) -> list[str]:
     return command
 
 
-def environment(threads: int, processes: int, on_gpu: bool) -> dict[str, str]:
+def environment(threads: int, processes: int, devices: list[str]) -> dict[str, str]:
     """What every rank inherits. Training never asks the hub for anything."""
+    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
     share = str(max(1, threads // processes))
     return os.environ | {
         # Snakemake sets all of these to the threads of the job. Left so, MKL alone starts that
         # many in every rank, and training on a CPU is ten times slower.
         **dict.fromkeys(THREAD_VARIABLES, share),
-        "DS_ACCELERATOR": "cuda" if on_gpu else "cpu",
+        **chosen,
+        "DS_ACCELERATOR": "cuda" if devices else "cpu",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",

@@ -17,6 +17,7 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from finetune.chat import IGNORED
 from finetune.cli import Refusal, run_script, say, settings
 from finetune.collator import RowCollator, open_tokens
 from finetune.files import complete_directory, read_json, write_json
@@ -60,7 +61,7 @@ def main() -> None:
 def link_trained(trained: Path, base: Path, folder: Path) -> None:
     """Hard links where the file system allows: the weights exist once."""
     for path in trained.iterdir():
-        if path.suffix == ".safetensors" or path.name.endswith(".index.json"):
+        if path.suffix in (".safetensors", ".py") or path.name.endswith(".index.json"):
             try:
                 os.link(path, folder / path.name)
             except OSError:
@@ -80,16 +81,18 @@ def merge_adapter(args: argparse.Namespace, folder: Path) -> dict:
     trust = args.settings["trust_remote_code"]
     batch = held_out(args.tokens, load_tokenizer(args.base, trust))
     trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
-    loss, logits = measure(trained, batch)
-    record = {"loss_trained": loss, "max_logit": logits.abs().max().item(), "loss_merged": {}}
+    record: dict = {"loss_trained": measure(trained, batch)[0], "loss_merged": {}}
     best = None
     for base in bases(args.settings):
-        adapter = PeftModel.from_pretrained(load_base(args, base), args.trained)
-        merged = adapter.merge_and_unload(safe_merge=True)
-        record["loss_merged"][base], after = measure(merged, batch)
-        if best is None or record["loss_merged"][base] < record["loss_merged"][record["base"]]:
+        model = PeftModel.from_pretrained(load_base(args, base), args.trained)
+        _, before = measure(model, batch)
+        merged = model.merge_and_unload(safe_merge=True)
+        loss, after = measure(merged, batch)
+        if best is None or loss < min(record["loss_merged"].values()):
             best, record["base"] = merged, base
-            record["max_logit_difference"] = (after - logits).abs().max().item()
+            record["max_logit"] = before.abs().max().item()
+            record["max_logit_difference"] = (after - before).abs().max().item()
+        record["loss_merged"][base] = loss
     check_drift(record, args.settings["merge"]["tolerance"])
     best.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
@@ -124,20 +127,26 @@ def held_out(tokens: Path, tokenizer) -> Mapping:
 
 @torch.inference_mode()
 def measure(model: torch.nn.Module, batch: Mapping) -> tuple[float, torch.Tensor]:
-    """Loss per supervised token, and the logits at supervised positions."""
+    """Loss per supervised token, and the logits there: (tokens, vocabulary)."""
     scores, logits = batch_scores(model.eval(), batch)
     nll, tokens, _ = scores.sum(0).tolist()
-    return nll / tokens, logits.float()
+    return nll / tokens, logits[batch["shift_labels"] != IGNORED].float()
 
 
 def check_drift(record: dict, tolerance: float) -> None:
     """A merged model that is worse than what was trained must not be served."""
     trained, merged = record["loss_trained"], record["loss_merged"][record["base"]]
-    if merged > trained * (1 + tolerance):
+    if not merged <= trained * (1 + tolerance):  # a NaN is worse too
         raise Refusal(
             f"on held-out rows the merged model's loss is {merged:.4f}, the trained one's "
             f"{trained:.4f}: more than {tolerance:.0%} worse. Serve the adapter in trained/ on its "
             "base instead, train with `method: lora`, or raise merge.tolerance."
+        )
+    change, largest = record["max_logit_difference"], record["max_logit"]
+    if not change <= tolerance * largest:
+        raise Refusal(
+            f"merging moved a logit by {change:.2f}, where the largest is {largest:.2f}: more "
+            f"than {tolerance:.0%}. The merge went wrong; serve the adapter on its base instead."
         )
 
 

@@ -16,8 +16,8 @@ from finetune.files import read_json, write_json
 from finetune.memory import Shapes, training_memory
 
 GB = 1e9
-LARGE = 13e9
-"""Above this many parameters the QLoRA paper halves the learning rate (its table 9)."""
+LARGE = 14e9
+"""Above a "13B" model (13.02e9 for LLaMA) the QLoRA paper halves the learning rate (table 9)."""
 
 
 def main() -> None:
@@ -32,6 +32,7 @@ def main() -> None:
     plan = batch_plan(args.settings, lint["train"]["rows"])
     plan["learning_rate"] = learning_rate(args.settings, model["parameters"])
     plan["memory"] = memory_plan(args.settings, model, lint["train"]["longest"])
+    plan["settings"] = args.settings
     check_context(model, lint["train"]["longest"])
     write_json(args.output, plan)
     say("plan_run: " + summary(plan))
@@ -43,7 +44,9 @@ def batch_plan(settings: dict, rows: int) -> dict:
     if rows < size:
         raise Refusal(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
     steps_per_epoch = rows // size
-    steps = settings["steps"] or math.ceil(steps_per_epoch * (settings["epochs"] or 1))
+    length = steps_per_epoch * (settings["epochs"] or 1)
+    # 100 steps x 0.07 epochs is 7.000000000000001 as a float, and 7 to people
+    steps = settings["steps"] or max(1, math.ceil(round(length, 6)))
     return {
         "world_size": settings["gpus"],
         "global_batch": size,
@@ -106,12 +109,15 @@ def cheaper(settings: dict, parts: dict[str, int]) -> str:
     if settings["batch"]["micro"] > 1:
         advice.append("`batch: {micro: 1}` (the result stays the same)")
     if settings["method"] == "full":
-        more = "zero3-offload" if settings["launch"] == "zero3" else "zero3"
-        advice += [f"`launch: {more}`", "more gpus", "`method: qlora`"]
+        more = {"zero3": ["`launch: zero3-offload`"], "zero3-offload": []}
+        advice += more.get(settings["launch"], ["`launch: zero3`"])
+        advice += ["more gpus", "`method: qlora`"]
     if settings["method"] == "lora":
         advice.append("`method: qlora`")
     largest = max(parts, key=parts.get)
-    return f"The largest part is {largest}. Try: {', '.join(advice) or 'a shorter max_length'}."
+    if largest in ("activations", "logits") or not advice:
+        advice.append("a shorter max_length")
+    return f"The largest part is {largest}. Try: {', '.join(advice)}."
 
 
 def check_context(model: dict, longest: int) -> None:

@@ -111,7 +111,7 @@ def canonical_rows(settings: dict) -> Iterator[dict | Reject]:
             format = format or find_format(row, source, columns)
             messages = to_messages(row, format, columns)
             key = json.dumps(messages, sort_keys=True, ensure_ascii=False)
-            group = group_of(row, split["group"], source) or key
+            group = group_of(row, split["group"], f"{source}:{number}") or key
         except RowError as error:
             yield Reject(source, number, str(error))
             continue
@@ -121,11 +121,11 @@ def canonical_rows(settings: dict) -> Iterator[dict | Reject]:
         yield {"id": f"{source}:{number}", "messages": messages, "key": key, "split": where}
 
 
-def group_of(row: dict, column: str | None, source: str) -> str | None:
+def group_of(row: dict, column: str | None, place: str) -> str | None:
     if column is None:
         return None
     if column not in row:
-        raise Refusal(f"{source}: split.group names {column!r}, but columns are {', '.join(row)}")
+        raise Refusal(f"{place}: split.group names {column!r}, but columns are {', '.join(row)}")
     return f"group {row[column]}"
 
 
@@ -142,7 +142,10 @@ def raw_rows(settings: dict) -> Iterator[tuple[str, tuple, int, dict | RowError]
 def hub_rows(
     source: str, subset: str | None, revision: str | None
 ) -> Iterator[tuple[str, tuple, int, dict]]:
-    """Rows of a hub dataset. Validation and test splits that it has stay what they are."""
+    """Rows of a hub dataset. Validation and test splits that it has stay what they are.
+
+    They come before train, so that a row which stands in both is left out of train.
+    """
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
@@ -155,7 +158,9 @@ def hub_rows(
     if "train" not in given:
         raise Refusal(f"{source} has no train split, only: {', '.join(loaded)}")
     missing = tuple(split for split in SPLITS if split == "train" or split not in given)
-    for split in given:
+    if others := [split for split in loaded if split not in SPLITS]:
+        say(f"prepare_data: {source} has other splits, which are left out: {', '.join(others)}")
+    for split in reversed(given):
         for number, row in enumerate(loaded[split], start=1):
             yield f"{source}/{split}", missing if split == "train" else (split,), number, row
 
@@ -176,9 +181,10 @@ def check_splits(split: dict, rows: Counter) -> None:
     """An empty split where rows were asked for is found now, not after training."""
     for name in SPLITS:
         if rows[name] == 0 and split.get(name, 1) > 0:
+            cure = f"or a larger share ({name}: 0 if you want none)"
             raise Refusal(
                 f"the {name} split is empty ({rows.total()} rows in all). Give more rows, another "
-                f"split.seed, or a larger share ({name}: 0 if you want none)."
+                f"split.seed, {cure if name in split else 'or smaller shares to the others'}."
             )
 
 

@@ -13,6 +13,8 @@ from collections import Counter
 from pathlib import Path
 
 import datasets
+import numpy as np
+import pyarrow.parquet as pq
 
 from finetune.chat import IGNORED, encode, end_tokens, with_system
 from finetune.cli import Refusal, run_script, say, settings
@@ -41,15 +43,21 @@ def main() -> None:
         )
     lint = {}
     for split in SPLITS:
-        rows = datasets.Dataset.from_parquet(
-            str(args.data / f"{split}.parquet"), keep_in_memory=False
-        )
+        rows = read_rows(args.data / f"{split}.parquet")
         tokens, counts = tokenize(rows, tokenizer, args.settings, args.threads)
         with complete_directory(args.output / split) as folder:
-            tokens.save_to_disk(folder)
+            # an empty split would be saved in no file at all, which cannot be opened
+            tokens.save_to_disk(folder, num_shards=None if len(tokens) else 1)
         lint[split] = counts | describe(tokens, tokenizer)
     write_json(args.output / "lint.json", lint)
     report(lint)
+
+
+def read_rows(path: Path) -> datasets.Dataset:
+    """Canonical rows. `datasets` can neither read an empty parquet file nor map over none."""
+    if pq.read_metadata(path).num_rows == 0:
+        return datasets.Dataset.from_dict({name: [] for name in FEATURES}, features=FEATURES)
+    return datasets.Dataset.from_parquet(str(path))
 
 
 def tokenize(
@@ -60,14 +68,15 @@ def tokenize(
     tokens = rows.map(
         functools.partial(encode_rows, tokenizer=tokenizer, **settings),
         batched=True,
-        remove_columns=["messages"],
+        remove_columns=["messages"] if len(rows) else None,
         num_proc=processes if processes > 1 else None,
         features=FEATURES,
+        load_from_cache_file=False,  # it would not see a change of finetune/chat.py
     )
     counts = Counter(tokens["status"])
     kept = tokens.filter(is_kept, batched=True, input_columns="status").remove_columns("status")
     # error messages of training name rows by this index
-    kept = kept.add_column("row", list(range(len(kept))))
+    kept = kept.add_column("row", np.arange(len(kept)))
     return kept, {"rows": counts["kept"], "too_long": counts["too_long"]}
 
 

@@ -44,14 +44,17 @@ def main() -> None:
     check_world_size(training_args.world_size, args.world_size)
     set_seed(settings["seed"])
     model = load_for_training(args.model, settings, training_args.local_process_index)
-    placement = PlacementGuard(args.world_size)
+    guards = PlacementGuard(args.world_size), GradientGuard(model)
     trainer = build_trainer(model, training_args, settings, args)
-    trainer.add_callback(placement)
+    for guard in guards:
+        trainer.add_callback(guard)
     trainer.train()
     save(trainer, args.output)
     peaks = gather_object([peak_memory()])
     if trainer.is_world_process_zero():
-        facts = run_facts(trainer, plan, peaks) | {"placement": placement.record}
+        placement, gradients = guards
+        checked = {"placement": placement.record, "gradient_checks": gradients.checks}
+        facts = run_facts(trainer, plan, peaks) | checked
         write_json(args.record, facts | provenance(settings, args))
     trainer.accelerator.end_training()
 
@@ -120,7 +123,6 @@ def build_trainer(
         eval_dataset=open_tokens(args.tokens / "validation"),
         data_collator=RowCollator(tokenizer),
         processing_class=tokenizer,
-        callbacks=[GradientGuard(model)],
     )
     trainer.remove_callback(PrinterCallback)
     if trainer.is_world_process_zero():

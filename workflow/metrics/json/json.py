@@ -1,7 +1,6 @@
 """JSON output: share of predictions that parse, and that hold what the reference holds."""
 
-from json import JSONDecodeError, loads
-from typing import Any
+from json import dumps, loads
 
 import datasets
 import evaluate
@@ -9,14 +8,22 @@ import evaluate
 FEATURES = datasets.Features(
     {"predictions": datasets.Value("string"), "references": datasets.Value("string")}
 )
-NOT_JSON = object()
 
 
-def parse(text: str) -> Any:
+def canonical(text: str) -> str | None:
+    """The one spelling of a JSON value: keys sorted, 1 as 1.0. None where the text is no JSON.
+
+    Python's own == would take true for 1.
+    """
     try:
-        return loads(text)
-    except (JSONDecodeError, RecursionError):
-        return NOT_JSON
+        return dumps(loads(text, parse_int=float, parse_constant=refuse), sort_keys=True)
+    except (ValueError, RecursionError):
+        return None
+
+
+def refuse(constant: str) -> None:
+    """NaN and Infinity: Python reads them, JSON has no such values."""
+    raise ValueError(constant)
 
 
 class Json(evaluate.Metric):
@@ -24,8 +31,8 @@ class Json(evaluate.Metric):
         return evaluate.MetricInfo(description=__doc__, citation="", features=FEATURES)
 
     def _compute(self, predictions: list[str], references: list[str]) -> dict[str, float]:
-        guesses = [parse(text) for text in predictions]
+        guesses = [canonical(text) for text in predictions]
         pairs = zip(guesses, references, strict=True)
-        equal = sum(guess is not NOT_JSON and guess == parse(text) for guess, text in pairs)
-        valid = sum(guess is not NOT_JSON for guess in guesses)
+        equal = sum(guess is not None and guess == canonical(text) for guess, text in pairs)
+        valid = sum(guess is not None for guess in guesses)
         return {"json_valid": valid / len(guesses), "json_equal": equal / len(guesses)}

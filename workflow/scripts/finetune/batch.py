@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from finetune.cli import Refusal
+
 
 def split_batch(global_batch: int, micro: int, world_size: int) -> int:
     """Gradient accumulation steps with which micro x steps x world size = global batch.
 
-    Raises ValueError, naming values that would divide, when no whole number does.
+    Raises Refusal, naming values that would divide, when no whole number does.
     """
     if world_size < 1:
-        raise ValueError("no GPU was granted: run Snakemake with `--resources gpu=1` or more")
+        raise Refusal("no GPU was granted: run Snakemake with `--resources gpu=1` or more")
     steps, remainder = divmod(global_batch, micro * world_size)
     if remainder == 0:
         return steps
-    raise ValueError(
+    raise Refusal(
         f"batch.global {global_batch} is not a multiple of "
         f"batch.micro {micro} x {world_size} GPUs = {micro * world_size}. {cures(**locals())}"
     )

@@ -9,7 +9,9 @@ decide, never token ids: a pad token that equals EOS cannot unmask or mask anyth
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
+from jinja2 import TemplateError as JinjaError
 from transformers import PreTrainedTokenizerBase
 
 from finetune.cli import Refusal
@@ -42,7 +44,14 @@ def with_system(messages: Messages, system_prompt: str | None) -> Messages:
 
 def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, prompt: bool = False) -> str:
     """The conversation as text; `prompt` adds the header that opens the assistant's turn."""
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    except JinjaError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise TemplateError(
+            f"the chat template refuses a row with the turns {roles}: {error}. Leave out what it "
+            "does not know (a system turn, `system_prompt`), or set another `chat_template`."
+        ) from None
 
 
 def assistant_spans(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> tuple[str, list]:
@@ -69,15 +78,18 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Example:
     """Token ids, and labels that hold the assistant's tokens and IGNORED elsewhere.
 
     The template writes the special tokens, so the tokenizer adds none: one BOS at most. EOS is
-    added, and supervised, where the template ends a turn without a marker of its own.
+    added, and supervised, where the template ends the last turn without a marker of its own.
     """
     whole, spans = assistant_spans(tokenizer, messages)
     whole = whole[: spans[-1][1]]  # what follows the last end marker teaches nothing
-    encoded = tokenizer(whole, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = list(encoded["input_ids"]), encoded["offset_mapping"]
+    ids, offsets = tokenize(tokenizer, whole, [])
+    edges = {edge for span in spans for edge in span}
+    shared = {edge for edge in edges if any(start < edge < end for start, end in offsets)}
+    if shared:  # one token for the header's end and the answer's start: a server has two
+        ids, offsets = tokenize(tokenizer, whole, sorted(shared))
     labels = [
-        token if any(start >= left and end <= right for left, right in spans) else IGNORED
-        for token, (start, end) in zip(ids, offsets, strict=True)
+        token if any(left <= start < right for left, right in spans) else IGNORED
+        for token, (start, _) in zip(ids, offsets, strict=True)
     ]
     if ids and ids[-1] not in end_tokens(tokenizer):
         ids.append(tokenizer.eos_token_id)
@@ -87,7 +99,24 @@ def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Example:
     return Example(ids, labels)
 
 
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase, text: str, cuts: list[int]
+) -> tuple[list[int], list[Span]]:
+    """Token ids and the characters of each. No token reaches over a cut."""
+    ids: list[int] = []
+    offsets: list[Span] = []
+    for left, right in pairwise([0, *cuts, len(text)]):
+        encoded = tokenizer(text[left:right], add_special_tokens=False, return_offsets_mapping=True)
+        ids += encoded["input_ids"]
+        offsets += [(left + start, left + end) for start, end in encoded["offset_mapping"]]
+    return ids, offsets
+
+
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids that can end a turn: EOS and the model's other special tokens (<|eot_id|>, …)."""
+    """Ids that can end a turn: EOS and the model's other special tokens (<|eot_id|>, …).
+
+    Not the unknown token: it can be the last letter of an answer.
+    """
     added = tokenizer.added_tokens_decoder.items()
-    return set(tokenizer.all_special_ids) | {index for index, token in added if token.special}
+    special = set(tokenizer.all_special_ids) | {index for index, token in added if token.special}
+    return special - {tokenizer.unk_token_id} | {tokenizer.eos_token_id}

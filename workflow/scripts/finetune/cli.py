@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
-NO_BYTES_LEFT = 28  # errno ENOSPC
+terminal: TextIO | None = None
+"""Where `say` speaks, while a script runs."""
 
 
 class Refusal(ValueError):  # noqa: N818 - it is no fault of the program
@@ -19,9 +22,13 @@ class Refusal(ValueError):  # noqa: N818 - it is no fault of the program
 def run_script(main: Callable[[], None]) -> None:
     """Run `main`. A failure ends in one line on the terminal; the traceback goes to the log.
 
-    Rules send stderr to their log file and leave stdout to the terminal.
+    Rules send stderr to their log file and leave stdout, the terminal, to `say`: what libraries
+    print goes to the log too.
     """
+    global terminal
     name = Path(sys.argv[0]).stem
+    terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
     try:
         main()
     except Refusal as error:
@@ -33,13 +40,12 @@ def run_script(main: Callable[[], None]) -> None:
 
 
 def fail(name: str, text: str) -> None:
-    print(f"{name}: {text}", file=sys.stderr, flush=True)
-    print(f"ERROR {name}: {text}", flush=True)
+    say(f"ERROR {name}: {' '.join(text.split())}")  # the hub's errors span lines
     sys.exit(1)
 
 
 def is_disk_full(error: Exception) -> bool:
-    return isinstance(error, OSError) and error.errno == NO_BYTES_LEFT
+    return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
 def settings(text: str) -> dict:
@@ -50,7 +56,8 @@ def settings(text: str) -> dict:
 def say(text: str) -> None:
     """One line for the person at the terminal, and the same in the log."""
     print(text, file=sys.stderr, flush=True)
-    print(text, flush=True)
+    if terminal is not None:
+        print(text, file=terminal, flush=True)
 
 
 def offline() -> bool:

@@ -6,6 +6,7 @@ Nothing heavy is imported here: the Snakefile loads this module on every call.
 
 from __future__ import annotations
 
+import os.path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -64,26 +65,28 @@ def path_safe(name: str) -> str:
     return name
 
 
-Int = Annotated[int, BeforeValidator(no_bool)]
-Count = Annotated[Int, Field(ge=1)]
-Float = Annotated[float, BeforeValidator(no_bool), Field(allow_inf_nan=False)]
-Positive = Annotated[Float, Field(gt=0)]
-Share = Annotated[Float, Field(ge=0, lt=1)]
+# Bounds come first: after a validator they would not reach the JSON schema.
+NoBool = BeforeValidator(no_bool)
+Int = Annotated[int, NoBool]
+Count = Annotated[int, Field(ge=1), NoBool]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NoBool]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NoBool]
+Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NoBool]
 Name = Annotated[str, AfterValidator(path_safe)]
+Source = Annotated[str, AfterValidator(os.path.expanduser)]
+OneOrMany = BeforeValidator(as_list, json_schema_input_type=str | list[str])
 
 
 class Strict(BaseModel):
     """A section in which an unknown key is an error, never a silent no-op."""
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, use_attribute_docstrings=True, populate_by_name=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Model(Strict):
     """A base model: where its weights are and how its text is laid out."""
 
-    source: str
+    source: Source
     """Hub id (`org/name`), local folder, GGUF file, or `package:<import name>/<file>`."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. It is resolved to a commit and recorded."""
@@ -131,7 +134,7 @@ class Evaluation(Strict):
 class Dataset(Strict):
     """Rows to train and evaluate on."""
 
-    source: Annotated[list[str], BeforeValidator(as_list), Field(min_length=1)]
+    source: Annotated[list[Source], Field(min_length=1), OneOrMany]
     """One or several .jsonl, .csv or .parquet files, or one hub id (`org/name`)."""
     subset: str | None = None
     """Configuration name of a hub dataset."""
@@ -185,8 +188,9 @@ class Merge(Strict):
     base: Literal["best", "original", "dequantized"] = "best"
     """For qlora: merge into the original 16-bit weights, or into the 4-bit ones the adapter was
     trained on, written out in 16 bit. `best` measures both on held-out rows."""
-    tolerance: Annotated[Float, Field(ge=0)] = 0.1
-    """How much worse, as a share, the merged model's held-out loss may be."""
+    tolerance: NotNegative = 0.1
+    """How much worse, as a share, the merged model's held-out loss may be; and how far merging
+    may move a logit, as a share of the largest."""
 
 
 class Optimizer(Strict):
@@ -194,7 +198,7 @@ class Optimizer(Strict):
 
     learning_rate: Positive | None = None
     """Default: 2e-4 for LoRA up to 13B parameters, 1e-4 above; 1e-5 for full fine-tuning."""
-    weight_decay: Annotated[Float, Field(ge=0)] = 0.0
+    weight_decay: NotNegative = 0.0
     beta2: Share = 0.999
     max_grad_norm: Positive = 1.0
 
@@ -288,9 +292,8 @@ def complete_run(defaults: dict, run: dict) -> dict:
     """Method's defaults, then the file's `defaults`, then the run's own keys."""
     chosen = merge(defaults, run)
     method = chosen.get("method", "qlora")
-    if "steps" in run and "epochs" not in run:
-        chosen.pop("epochs", None)
-    if "epochs" in run and "steps" not in run:
-        chosen.pop("steps", None)
+    for key, other in (("steps", "epochs"), ("epochs", "steps")):
+        if run.get(key) is not None and other not in run:
+            chosen.pop(other, None)
     known = METHOD_DEFAULTS.get(method, {}) if isinstance(method, str) else {}
     return merge(known, chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -29,9 +29,10 @@ def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
         faults = list(dangling_names(config)) + list(idle_sections(raw, config))
     except ValidationError as error:
         config, faults = None, list(readable(error, raw))
+    trees = [(path, yaml.compose(Path(path).read_text("utf-8"))) for path in map(str, files)]
+    faults += [fault for _, tree in trees for fault in written_twice(tree)]
     if not faults:
         return config
-    trees = [(path, yaml.compose(Path(path).read_text())) for path in map(str, files)]
     lines = dict.fromkeys(f"{where(loc, trees)}{text}" for loc, text in faults)
     raise ConfigError("The configuration has to be changed:\n" + "\n".join(lines))
 
@@ -67,6 +68,18 @@ def idle_sections(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:
                 yield ("runs", name, section), text
 
 
+def written_twice(node: Any, loc: Location = ()) -> Iterable[tuple[Location, str]]:
+    """Keys that a section holds twice: YAML drops the first one without a word."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    seen: set[str] = set()
+    for key, value in pairs:
+        here = (*loc, key.value)
+        if key.value in seen:
+            yield here, "is written twice"
+        seen.add(key.value)
+        yield from written_twice(value, here)
+
+
 def readable(error: ValidationError, raw: dict) -> Iterable[tuple[Location, str]]:
     """Pydantic's faults in our words, at the place the user wrote."""
     for fault in error.errors():
@@ -77,33 +90,53 @@ def readable(error: ValidationError, raw: dict) -> Iterable[tuple[Location, str]
             yield loc, "is required"
         else:
             text = fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
-            shown = fault["input"] if isinstance(fault["input"], (str, int, float)) else None
-            yield loc, text + (f" (found {shown!r})" if shown is not None else "")
+            yield loc, OUR_WORDS.get(fault["type"], text) + found(fault["input"])
+
+
+OUR_WORDS = {
+    "model_type": "should hold keys of its own",
+    "dict_type": "should hold keys of its own",
+    "too_short": "should not be empty",
+}
+"""Where pydantic speaks of its classes."""
+
+
+def found(value: Any) -> str:
+    """A short value; a section is not shown."""
+    if value is None:
+        return " (found nothing)"
+    return f" (found {value!r})" if isinstance(value, (str, int, float)) else ""
+
+
+NO_KEYS = ("[key]", "literal['all-linear']", "list[str]")
+"""What pydantic adds to a place: that a key is meant, or which type of several."""
 
 
 def written_place(loc: Location, raw: dict) -> Location:
     """A fault in a merged run may stem from `defaults`: point there."""
-    loc = tuple(part for part in loc if part != "[key]")
+    loc = tuple(part for part in loc if part not in NO_KEYS)
     if len(loc) > 2 and loc[0] == "runs" and not has(raw, loc) and has(raw, ("defaults", *loc[2:])):
         return ("defaults", *loc[2:])
     return loc
 
 
 def has(tree: Any, loc: Location) -> bool:
-    for part in loc:
-        if not isinstance(tree, dict) or part not in tree:
-            return False
-        tree = tree[part]
+    try:
+        for part in loc:
+            tree = tree[part]
+    except (KeyError, IndexError, TypeError):
+        return False
     return True
 
 
 def known_keys(loc: Location) -> list[str]:
     """The keys that the section at `loc` takes."""
-    section = Config
-    for part in loc:
-        fields = {field.alias or name: field for name, field in section.model_fields.items()}
-        if part in fields:  # else it is the name of a model, dataset or run
-            section = section_class(fields[part].annotation)
+    section, parts = Config, iter(loc)
+    for part in parts:
+        annotation = section.model_fields[part].annotation
+        section = section_class(annotation)
+        if get_origin(annotation) is dict:
+            next(parts, None)  # the name of a model, dataset or run
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
@@ -137,8 +170,8 @@ def deepest(node: Any, loc: Location) -> tuple[int, int]:
     depth, line = 0, 0
     for part in loc:
         pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        found = next(((k, v) for k, v in pairs if k.value == str(part)), None)
-        if found is None:
+        pair = next(((k, v) for k, v in reversed(pairs) if k.value == str(part)), None)
+        if pair is None:
             break
-        depth, line, node = depth + 1, found[0].start_mark.line + 1, found[1]
+        depth, line, node = depth + 1, pair[0].start_mark.line + 1, pair[1]
     return depth, line

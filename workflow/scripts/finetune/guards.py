@@ -64,14 +64,17 @@ def placement_record(model: torch.nn.Module, device: torch.device) -> dict:
 
 class GradientGuard(TrainerCallback):
     """Fails when a trainable tensor gets no gradient in the first step, or in the first step
-    after an evaluation: a broken kernel or a detached layer would train as if nothing were.
+    after an evaluation, or when a 4-bit layer hands none on: a detached layer or a broken kernel
+    would train as if nothing were.
 
-    Hooks on the tensors see the gradients under DDP and every ZeRO stage alike.
+    Hooks on the tensors see the gradients under DDP and every ZeRO stage alike. They do not see
+    a broken 4-bit kernel: adapters beside it still get a gradient, but a wrong one.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
         self.waiting: set[str] = set()
+        self.blocking: set[str] = set()
         self.hooks: list[torch.utils.hooks.RemovableHandle] = []
         self.checks = 0
 
@@ -88,6 +91,9 @@ class GradientGuard(TrainerCallback):
             if parameter.requires_grad:
                 self.waiting.add(name)
                 self.hooks.append(parameter.register_hook(self.mark(name)))
+        for name, module in self.model.named_modules():
+            if getattr(module, "quant_state", None) is not None:
+                self.hooks.append(module.register_full_backward_hook(self.compare(name)))
 
     def mark(self, name: str):
         def hook(_: torch.Tensor) -> None:
@@ -95,22 +101,35 @@ class GradientGuard(TrainerCallback):
 
         return hook
 
+    def compare(self, name: str):
+        def hook(_: torch.nn.Module, handed_on: tuple, received: tuple) -> None:
+            if handed_on[0] is not None and received[0].any() and not handed_on[0].any():
+                self.blocking.add(name)
+
+        return hook
+
     def on_step_end(self, *_: object, **__: object) -> None:
         if not self.hooks:
             return
-        silent = sorted(self.waiting)
+        silent, blocking = sorted(self.waiting), sorted(self.blocking)
         self.disarm()
         self.checks += 1
         if silent:
             raise Refusal(
                 f"{len(silent)} trainable tensors got no gradient (first: {silent[0]}). They would "
-                "stay as they are. Was an evaluation or a repacked 4-bit kernel in between?"
+                "stay as they are. Was a layer detached, or its output not used?"
+            )
+        if blocking:
+            raise Refusal(
+                f"{len(blocking)} 4-bit layers hand no gradient on (first: {blocking[0]}), so what "
+                "is before them would learn wrong things. Was their kernel repacked by an "
+                "evaluation? Update bitsandbytes, or use `method: lora`."
             )
 
     def disarm(self) -> None:
         for hook in self.hooks:
             hook.remove()
-        self.hooks, self.waiting = [], set()
+        self.hooks, self.waiting, self.blocking = [], set(), set()
 
 
 def check_finite(value: float, what: str, step: int, rows: list[str]) -> None:

@@ -30,6 +30,8 @@ def hub_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
 
     try:
         yield
+    except errors.HFValidationError as error:
+        raise Refusal(f"{source!r} is no id that the hub could have: {error}") from None
     except errors.GatedRepoError:
         raise Refusal(
             f"{source} is gated. Accept its licence at https://huggingface.co/{source}, "

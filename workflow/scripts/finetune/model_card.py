@@ -27,11 +27,11 @@ def model_card(facts: dict) -> str:
     """Markdown with the metadata block the hub reads. `facts` is train.json."""
     settings, base = facts["settings"], facts["model"]["source"]
     header: dict = {"library_name": "transformers", "tags": ["fine-tuned", settings["method"]]}
-    if "/" in base and ":" not in base and not base.startswith((".", "/", "~")):
+    if facts["model"]["commit"]:  # then it came from the hub, which links cards by this key
         header["base_model"] = base
     return TEMPLATE.format(
         header=yaml.safe_dump(header),
-        title=f"{base.rsplit('/', 1)[-1]}, fine-tuned",
+        title=f"{base.rstrip('/').rsplit('/', 1)[-1]}, fine-tuned",
         base=base,
         method=settings["method"],
         launch=settings["launch"],

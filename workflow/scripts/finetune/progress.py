@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from math import isfinite
 from pathlib import Path
 
 from transformers import TrainerCallback
@@ -11,6 +12,13 @@ from transformers import TrainerCallback
 from finetune.cli import say
 
 SECONDS_BETWEEN_LINES = 20
+
+
+def finite(logs: dict) -> dict:
+    """With None for NaN and infinity, which JSON lacks: an fp16 step that overflows has such a
+    gradient norm, and is skipped."""
+    odd = {name for name, value in logs.items() if isinstance(value, float) and not isfinite(value)}
+    return {name: None if name in odd else value for name, value in logs.items()}
 
 
 class Progress(TrainerCallback):
@@ -27,7 +35,7 @@ class Progress(TrainerCallback):
         say(f"{self.run}: {state.max_steps} steps")
 
     def on_log(self, args, state, control, logs: dict | None = None, **_: object) -> None:
-        line = {"step": state.global_step, **(logs or {})}
+        line = {"step": state.global_step, **finite(logs or {})}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         last = state.global_step == state.max_steps

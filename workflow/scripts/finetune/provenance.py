@@ -28,6 +28,7 @@ def code_commit() -> str | None:
     """Commit of this workflow, with `-dirty` when files differ from it; None outside git."""
     folder = Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
+    command += ["--exclude=*"]  # a tag would stand in for the commit
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):

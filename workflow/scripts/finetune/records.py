@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,14 +55,22 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict | RowError]]:
 
 def parse_json(line: bytes) -> dict | RowError:
     try:
-        row = json.loads(line.decode("utf-8-sig"), object_pairs_hook=unique_keys)
+        row = load_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
         return RowError("not UTF-8; convert the file, e.g. iconv -f latin1 -t utf-8")
-    except json.JSONDecodeError as error:
-        return RowError(f"not JSON: {error.msg}")
     except RowError as error:
         return error
     return row if isinstance(row, dict) else RowError("not a JSON object")
+
+
+def load_json(text: str) -> Any:
+    """Raises RowError for broken JSON, and for what Python will not read (too deep, too long)."""
+    try:
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except RowError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RowError(f"not JSON: {getattr(error, 'msg', error)}") from None
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
@@ -72,26 +81,42 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
 
 
 def read_csv(path: Path) -> Iterator[tuple[int, dict | RowError]]:
+    csv.field_size_limit(sys.maxsize)  # else a text of 131,073 letters is "not CSV"
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, strict=True)
-            for row in reader:
-                whole = None not in row and None not in row.values()
-                yield (
-                    reader.line_num,
-                    row if whole else RowError("another number of fields than the header"),
-                )
+            yield from csv_rows(path, csv.reader(file, strict=True))
     except UnicodeDecodeError:
         raise Refusal(f"{path} is not UTF-8; convert it, e.g. iconv -f latin1 -t utf-8") from None
+
+
+def csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, dict | RowError]]:
+    """Rows with the line they start on: a quoted field may hold line breaks."""
+    line = 1
+    try:
+        header = next(filter(None, reader), [])
+        if len(set(header)) < len(header):
+            raise Refusal(f"{path}: a column appears twice in the header: {', '.join(header)}")
+        line = reader.line_num + 1
+        for fields in reader:
+            if len(fields) == len(header):
+                yield line, dict(zip(header, fields, strict=True))
+            elif fields:  # else it is an empty line
+                yield line, RowError("another number of fields than the header")
+            line = reader.line_num + 1
     except csv.Error as error:
-        raise Refusal(f"{path}:{reader.line_num}: not CSV: {error}") from None
+        raise Refusal(f"{path}:{line}: not CSV: {error}") from None
 
 
 def read_parquet(path: Path) -> Iterator[tuple[int, dict | RowError]]:
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    try:
+        file = pq.ParquetFile(path)
+    except pa.ArrowInvalid as error:
+        raise Refusal(f"{path}: not Parquet: {error}") from None
     number = 0
-    for batch in pq.ParquetFile(path).iter_batches():
+    for batch in file.iter_batches():
         for row in batch.to_pylist():
             number += 1
             yield number, row
@@ -107,8 +132,9 @@ def find_format(row: dict, source: str, columns: dict[str, str]) -> str:
     found = ", ".join(row)
     if fitting:
         raise Refusal(f"{source} fits {' and '.join(fitting)} (columns: {found}); set `format`.")
+    wanted = (" and ".join(f"`{columns.get(n, n)}`" for n in names) for names in FORMATS.values())
     raise Refusal(
-        f"{source} has the columns: {found}. Needed: `messages`, or `prompt` and `completion`. "
+        f"{source} has the columns: {found}. Needed: {', or '.join(wanted)}. "
         "Map yours under the dataset, e.g. `columns: {prompt: question, completion: answer}`."
     )
 
@@ -129,9 +155,9 @@ def to_messages(row: dict, format: str, columns: dict[str, str]) -> list[dict[st
 def as_turns(value: Any) -> list:
     if isinstance(value, str):  # CSV can hold messages only as JSON text
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError:
-            raise RowError("messages is text, but not JSON") from None
+            value = load_json(value)
+        except RowError as error:
+            raise RowError(f"messages is text, but {error}") from None
     if not isinstance(value, list) or not value:
         raise RowError("messages is not a list of turns, or is empty")
     return value
@@ -140,10 +166,12 @@ def as_turns(value: Any) -> list:
 def clean_turn(turn: Any) -> dict[str, str]:
     if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
         raise RowError("a turn needs a role: system, user or assistant")
-    return {"role": turn["role"], "content": text(turn.get("content"), turn["role"])}
+    return {"role": turn["role"], "content": text(turn.get("content"), f"{turn['role']} content")}
 
 
 def text(value: Any, name: str) -> str:
+    if value is None:
+        raise RowError(f"{name} is missing")
     if not isinstance(value, str):
         raise RowError(f"{name} is {type(value).__name__}, not text")
     if not value.strip():

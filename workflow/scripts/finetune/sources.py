@@ -22,10 +22,11 @@ def is_local(source: str) -> bool:
 def locate_model(source: str) -> Path | None:
     """The folder or GGUF file of a model that is on this machine; None for a hub id."""
     if source.startswith("package:"):
-        return inside_package(source.removeprefix("package:"))
-    if not is_local(source):
+        path = inside_package(source.removeprefix("package:"))
+    elif is_local(source):
+        path = Path(source).expanduser()
+    else:
         return None
-    path = Path(source).expanduser()
     if path.is_file() and path.suffix != ".gguf":
         raise Refusal(f"{source} is a file. A model is a folder with a config.json, or a .gguf.")
     if path.is_dir() and not (path / "config.json").exists():

@@ -10,8 +10,8 @@ from finetune.config import Config, Dataset, Model, Run
 
 READERS = {"qlora": ("lora", "quantization"), "lora": ("lora",), "full": ()}
 """Sections that a method reads."""
-PLACE_KEYS = {"gpus": True, "gpu_memory_gb": True}
-"""Keys that say where a run happens."""
+PLAN_ONLY = ("gpus", "gpu_memory_gb", "batch")
+"""Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 
 
 def fetch_settings(model: Model) -> dict:
@@ -34,21 +34,20 @@ def run_settings(run: Run, exclude: dict) -> dict:
 
 
 def plan_settings(run: Run) -> dict:
-    return run_settings(run, {"seed": True, "log_every": True, "validate_every": True})
+    unused = ("task", "schedule", "log_every", "validate_every", "seed")
+    return run_settings(run, dict.fromkeys(unused, True))
 
 
 def train_settings(run: Run, model: Model) -> dict:
     """Without the micro-batch too: plan.json splits the batch, the result is the same."""
-    settings = run_settings(run, {**PLACE_KEYS, "batch": {"micro"}})
+    settings = run_settings(run, {"gpus": True, "gpu_memory_gb": True, "batch": {"micro"}})
     return settings | model.model_dump(include={"attention", "trust_remote_code"})
 
 
 def merge_settings(run: Run, model: Model) -> dict:
-    settings = {"method": run.method, "merge": run.merge.model_dump()} | model.model_dump(
-        include={"trust_remote_code"}
-    )
-    quantized = run.method == "qlora"
-    return settings | ({"quantization": run.quantization.model_dump()} if quantized else {})
+    sections = {"qlora": ("merge", "quantization"), "lora": ("merge",), "full": ()}
+    settings = {"method": run.method} | model.model_dump(include={"trust_remote_code"})
+    return settings | run.model_dump(include=set(sections[run.method]))
 
 
 def evaluate_settings(dataset: Dataset, model: Model) -> dict:

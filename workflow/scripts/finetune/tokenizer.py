@@ -24,9 +24,10 @@ TEMPLATES = {
         "{{ message.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ),
+    # a line break right after a block would be trimmed, hence the expression
     "plain": (
         "{% for message in messages %}{{ message.content }}"
-        "{% if message.role == 'assistant' %}{{ eos_token }}{% else %}\n{% endif %}{% endfor %}"
+        "{{ eos_token if message.role == 'assistant' else '\n' }}{% endfor %}"
     ),
 }
 """Named chat templates. `chatml` wants its markers in the vocabulary; `plain` wants nothing."""

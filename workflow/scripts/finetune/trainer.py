@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import Dataset, RandomSampler
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from finetune.chat import IGNORED
 from finetune.guards import check_finite
@@ -17,11 +17,19 @@ COUNTS = 2
 """Counted on every rank: non-padding tokens, supervised tokens."""
 
 
+class LogLastStep(TrainerCallback):
+    """Logs the last step, whatever `log_every` is: no token of the run goes uncounted."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        control.should_log |= state.global_step == state.max_steps
+
+
 class FinetuneTrainer(Trainer):
     """Trainer whose batches carry `row`, the index of each row in the data set."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.add_callback(LogLastStep)
         self.counts = torch.zeros(COUNTS, dtype=torch.float64, device=self.args.device)
         self.total_tokens = 0
         self.training_seconds = 0.0

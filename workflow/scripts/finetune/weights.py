@@ -24,16 +24,25 @@ def saved_shapes(folder: Path) -> Shapes:
 
 
 def expected_shapes(folder: Path, trust_remote_code: bool) -> tuple[Shapes, dict[str, str]]:
-    """What the architecture of a model folder has, and the tied pairs of which one is enough."""
+    """What the architecture of a model folder has, and the tied pairs of which one is enough.
+
+    Names are those of the files. In memory, transformers calls the head of GPT-NeoX otherwise
+    and joins the experts of a mixture.
+    """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.core_model_loading import revert_weight_conversion
 
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    tied = model.all_tied_weights_keys if config.tie_word_embeddings else {}
-    return shapes, tied | {source: target for target, source in tied.items()}
+    tensors = model.state_dict()
+    saved = revert_weight_conversion(model, tensors)
+    tied: dict[str, str] = {}
+    for pair in model.all_tied_weights_keys.items() if config.tie_word_embeddings else ():
+        one, other = (next(iter(revert_weight_conversion(model, {n: tensors[n]}))) for n in pair)
+        tied |= {one: other, other: one}
+    return {name: tuple(tensor.shape) for name, tensor in saved.items()}, tied
 
 
 def verify(folder: Path, expected: Shapes, tied: dict[str, str]) -> dict[str, int]:

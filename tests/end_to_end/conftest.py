@@ -1,0 +1,46 @@
+"""Training by itself: launch.py on the tokens of a finished project."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
+FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
+
+
+@pytest.fixture(scope="session")
+def launch(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """launch(gpus, micro, **settings) -> (exit code, output, folder of the run)."""
+
+    def run(gpus: int, micro: int, **changes: object) -> tuple[int, str, Path]:
+        folder = tmp_path_factory.mktemp("run")
+        base = finished / "results"
+        settings = json.loads(frozen(base / "runs/tiny-full/train.yaml")) | changes
+        plan = json.loads((base / "runs/tiny-full/plan.json").read_text())
+        plan |= {"world_size": gpus, "micro_batch": micro}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        command = [sys.executable, str(SCRIPTS / "launch.py"), "--settings", json.dumps(settings)]
+        command += ["--gpus", str(gpus), "--threads", "2", "--plan", str(folder / "plan.json")]
+        command += ["--config", str(folder / "train.yaml")]
+        command += ["--tokens", str(base / "tokens/lights/tiny")]
+        command += ["--model", str(base / "models/tiny/pretrained")]
+        for option, name in FILES.items():
+            command += [f"--{option}", str(folder / name)]
+        done = subprocess.run(
+            command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
+        )
+        return done.returncode, done.stdout, folder
+
+    return run
+
+
+def frozen(path: Path) -> str:
+    import yaml
+
+    return json.dumps(yaml.safe_load(path.read_text()))

@@ -1,0 +1,103 @@
+"""Greedy answers: batching changes none of them, and each ends where the model stopped."""
+
+import pytest
+import torch
+
+from finetune.generation import Answer, answer, read_answer, stop_ids
+from finetune.modeling import load_for_inference
+from finetune.tokenizer import load_tokenizer
+
+PROMPTS = [
+    "turn on the light",
+    "what",
+    "<|im_start|>user\nset the kitchen to two<|im_end|>\n<|im_start|>assistant\n",
+    "no one in a bedroom and a kitchen is in the light of two",
+    "yes",
+    "turn on the lamp",
+]
+LENGTH = 12
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    return load_tokenizer(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model):
+    """In fp32, with sharper logits, so that no two are close."""
+    model = load_for_inference(tiny_model, False).float()
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    model.tie_weights()
+    return model
+
+
+def texts(model, tokenizer, prompts, size):
+    return answer(model, tokenizer, prompts, max_new_tokens=LENGTH, batch_size=size)
+
+
+def test_batches_answer_like_single_prompts_and_in_order(model, tokenizer):
+    alone = [texts(model, tokenizer, [prompt], 1)[0] for prompt in PROMPTS]
+    assert len({a.text for a in alone}) == len(PROMPTS)
+    for size in (2, 4, 6, 100):
+        assert texts(model, tokenizer, PROMPTS, size) == alone
+    assert texts(model, tokenizer, PROMPTS[::-1], 4) == alone[::-1]
+
+
+def test_answers_are_greedy_and_hold_no_prompt(model, tokenizer):
+    ids = tokenizer(PROMPTS[0], return_tensors="pt")["input_ids"]
+    expected = []
+    for _ in range(LENGTH):
+        following = model(ids).logits[0, -1].argmax()
+        if following == tokenizer.eos_token_id:
+            break
+        expected.append(following.item())
+        ids = torch.cat([ids, following.view(1, 1)], dim=1)
+    given = texts(model, tokenizer, PROMPTS[:1], 1)[0]
+    assert given.text == tokenizer.decode(expected, skip_special_tokens=True)
+    assert given.tokens == len(expected)
+
+
+def test_an_answer_stops_at_the_end_token_and_not_before(model, tokenizer, monkeypatch):
+    """The third token of an answer is made the end token."""
+    open_end = texts(model, tokenizer, PROMPTS, 6)
+    assert [a.stopped for a in open_end] == [False] * 6
+    assert {a.tokens for a in open_end} == {LENGTH}
+    batch = tokenizer(PROMPTS[0], return_tensors="pt")
+    new = model.generate(**batch, do_sample=False, max_new_tokens=LENGTH)[0, -LENGTH:].tolist()
+    third = new[2]
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [500, third])
+    given = texts(model, tokenizer, PROMPTS, 6)
+    end = new.index(third)
+    assert given[0] == Answer(tokenizer.decode(new[:end], skip_special_tokens=True), end, True)
+    # the others go on, and are not cut by the padding of the first
+    assert any(not a.stopped and a.tokens == LENGTH for a in given[1:])
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([287, 2, 0, 0], Answer("yes", 1, True)),
+        ([287, 287], Answer("yesyes", 2, False)),
+        ([287, 287, 2], Answer("yesyes", 2, True)),  # at the last token that was allowed
+        ([2, 2, 2], Answer("", 0, True)),
+        ([287, 0, 287, 2], Answer("yesyes", 3, True)),  # a pad token in an answer is no end
+        ([], Answer("", 0, False)),
+    ],
+)
+def test_reading_an_answer(tokenizer, ids, expected):
+    assert tokenizer.convert_tokens_to_ids("yes") == 287
+    assert read_answer(ids, {2}, tokenizer) == expected
+
+
+def test_stop_ids_are_one_or_several(model, monkeypatch):
+    assert stop_ids(model) == {2}
+    monkeypatch.setattr(model.generation_config, "eos_token_id", [2, 7])
+    assert stop_ids(model) == {2, 7}
+
+
+def test_no_prompts_no_answers(model, tokenizer):
+    assert texts(model, tokenizer, [], 4) == []

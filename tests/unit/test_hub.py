@@ -1,0 +1,138 @@
+"""The hub: each way in which it says no becomes one line that says what to do."""
+
+from types import SimpleNamespace
+
+import pytest
+from huggingface_hub import errors
+
+import prepare_data
+from finetune.cli import Refusal
+from finetune.hub import MODEL_FILES, download_model, hub_errors
+
+ANSWER = SimpleNamespace(headers={}, request=None)
+"""What the HTTP errors want to hold."""
+
+CACHE = (
+    "the model org/name is not in the Hugging Face cache, and {} ({}). Fetch it on a host with a "
+    "network, or give a local path as `source`."
+)
+OFFLINE = "HF_HUB_OFFLINE is set"
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            errors.GatedRepoError("403", response=ANSWER),
+            "org/name is gated. Accept its licence at https://huggingface.co/org/name, then run "
+            "`hf auth login` on this machine.",
+        ),
+        (
+            errors.RepositoryNotFoundError("404", response=ANSWER),
+            "the hub has no model 'org/name' that you may read. Check the spelling; for a private "
+            "one run `hf auth login`; for a local folder write ./ before it.",
+        ),
+        (
+            errors.RevisionNotFoundError("404", response=ANSWER),
+            "the model org/name has no revision 'v9'.",
+        ),
+        (
+            errors.DisabledRepoError("403 disabled", response=ANSWER),
+            "the hub refused the model org/name: 403 disabled",
+        ),
+        (
+            errors.HfHubHTTPError("500 Server Error", response=ANSWER),
+            "the hub refused the model org/name: 500 Server Error",
+        ),
+        (
+            errors.HFValidationError("Cannot have -- or .. in repo_id: 'org/name'."),
+            "'org/name' is no id that the hub could have: Cannot have -- or .. in repo_id: "
+            "'org/name'.",
+        ),
+        (
+            errors.LocalEntryNotFoundError("no file"),
+            CACHE.format(OFFLINE, "LocalEntryNotFoundError"),
+        ),
+        (errors.OfflineModeIsEnabled("no"), CACHE.format(OFFLINE, "OfflineModeIsEnabled")),
+        (ConnectionError("no route"), CACHE.format(OFFLINE, "ConnectionError")),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_each_error_has_its_line(error, text) -> None:
+    with pytest.raises(Refusal) as caught, hub_errors("model", "org/name", "v9"):
+        raise error
+    assert str(caught.value) == text
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("value", ["0", "", "off"])
+def test_without_the_variable_the_network_is_to_blame(value, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    with pytest.raises(Refusal) as caught, hub_errors("model", "org/name", None):
+        raise ConnectionError
+    assert str(caught.value) == CACHE.format("the hub cannot be reached", "ConnectionError")
+
+
+@pytest.mark.parametrize("value", ["1", "true", "ON", "Yes"])
+def test_the_variable_may_be_written_as_the_hub_reads_it(value, monkeypatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+    with pytest.raises(Refusal, match="HF_HUB_OFFLINE is set"), hub_errors("model", "x/y", None):
+        raise ConnectionError
+
+
+def test_errors_of_the_program_pass_unchanged() -> None:
+    with pytest.raises(KeyError), hub_errors("model", "org/name", None):
+        raise KeyError
+
+
+def test_model_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> None:
+    """No fake: huggingface_hub itself, with the HF_HUB_OFFLINE that every test runs under."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(Refusal) as caught:
+        download_model("org/name", None, with_code=False)
+    assert str(caught.value) == CACHE.format(OFFLINE, "LocalEntryNotFoundError")
+
+
+def test_dataset_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(Refusal) as caught:
+        list(prepare_data.hub_rows("org/name", None, None))
+    text = CACHE.replace("the model", "the dataset")
+    assert str(caught.value) == text.format(OFFLINE, "ConnectionError")
+
+
+@pytest.mark.parametrize("source", ["org/na..me", "org/-name"])
+def test_id_that_the_hub_could_not_have_for_real(source) -> None:
+    with pytest.raises(Refusal, match="is no id that the hub could have: "):
+        download_model(source, None, with_code=False)
+
+
+@pytest.fixture
+def downloads(tmp_path, monkeypatch):
+    """What snapshot_download was asked for, in place of the download."""
+    asked = []
+
+    def snapshot_download(source, revision, allow_patterns):
+        asked.append((source, revision, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    return asked
+
+
+def test_safetensors_are_fetched_and_no_code(downloads, tmp_path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    assert download_model("org/name", "v1", with_code=False) == (tmp_path, tmp_path.name)
+    assert downloads == [("org/name", "v1", MODEL_FILES)]
+    assert not any("py" in pattern or "bin" in pattern for pattern in MODEL_FILES)
+
+
+def test_code_comes_along_where_it_is_trusted(downloads, tmp_path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    download_model("org/name", None, with_code=True)
+    assert downloads == [("org/name", None, [*MODEL_FILES, "*.py"])]
+
+
+def test_bin_weights_are_fetched_only_where_there_are_no_safetensors(downloads) -> None:
+    download_model("org/name", None, with_code=False)
+    assert [patterns for *_, patterns in downloads] == [MODEL_FILES, [*MODEL_FILES, "*.bin"]]

@@ -1,0 +1,268 @@
+"""launch.py: who is refused, what the ranks inherit, and what accelerate makes of the command."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import snakemake.shell
+import yaml
+from accelerate.commands import launch as accelerate_launch
+from accelerate.commands.config import config_args
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+import launch
+from finetune.cli import Refusal
+
+PLAN = {"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2}
+LAUNCHES = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
+ZERO = LAUNCHES[1:]
+
+
+@pytest.mark.parametrize(
+    ("granted", "devices"),
+    [
+        (2, 2),  # as planned
+        (2, 8),  # others stay free
+        (2, 0),  # CPU processes
+    ],
+)
+def test_as_planned_nothing_is_said(granted, devices, capsys):
+    launch.check_devices(granted, PLAN, devices)
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("granted", "devices", "accumulation"), [(1, 1, 4), (1, 0, 4), (4, 4, 1), (4, 8, 1)]
+)
+def test_another_number_of_gpus_is_said_with_the_new_split(granted, devices, accumulation, capsys):
+    launch.check_devices(granted, PLAN, devices)
+    assert capsys.readouterr().err == (
+        f"launch: 2 processes were planned, {granted} granted: accumulation 2 -> {accumulation}, "
+        "same batch of 16 rows\n"
+    )
+
+
+@pytest.mark.parametrize(("granted", "devices"), [(2, 1), (4, 2), (8, 7)])
+def test_more_gpus_than_are_visible_are_refused(granted, devices):
+    with pytest.raises(Refusal) as error:
+        launch.check_devices(granted, PLAN, devices)
+    assert str(error.value) == (
+        f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
+        f"`snakemake --cores all --resources gpu={devices}` (the batch stays 16 rows), or on the "
+        "CPU with CUDA_VISIBLE_DEVICES=''."
+    )
+
+
+@pytest.mark.parametrize("devices", [0, 1, 4])
+def test_no_gpu_granted_is_refused(devices):
+    """`snakemake --cores all` without --resources grants what the rule asks for; gpu=0 caps it."""
+    with pytest.raises(Refusal, match=r"no GPU was granted: run Snakemake with `--resources gpu=1"):
+        launch.check_devices(0, PLAN, devices)
+
+
+def test_a_cap_that_does_not_divide_the_batch_is_refused_with_the_cures():
+    with pytest.raises(Refusal) as error:
+        launch.check_devices(3, PLAN, 3)
+    assert str(error.value).startswith(
+        "batch.global 16 is not a multiple of batch.micro 4 x 3 GPUs = 12. Set batch.global to 12 "
+        "or 24"
+    )
+
+
+def snakemakes_variables():
+    """What Snakemake sets to the threads of a job."""
+    text = inspect.getsource(snakemake.shell)
+    return set(re.findall(r"\b[A-Z]+_(?:NUM|MAXIMUM)_THREADS\b", text))
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "share"), [(8, 2, "4"), (8, 3, "2"), (2, 2, "1"), (1, 4, "1")]
+)
+def test_each_rank_gets_its_share_of_the_threads(monkeypatch, threads, processes, share):
+    names = snakemakes_variables()
+    assert {"OMP_NUM_THREADS", "MKL_NUM_THREADS"} < names
+    for name in names:
+        monkeypatch.setenv(name, str(threads))
+    env = launch.environment(threads, processes, [])
+    assert {env[name] for name in names} == {share}
+
+
+def test_the_ranks_stay_off_the_net_and_keep_the_rest(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")
+    monkeypatch.setenv("SOMETHING_ELSE", "kept")
+    env = launch.environment(2, 2, [])
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env["TOKENIZERS_PARALLELISM"] == "false"
+    assert env["PYTHONUNBUFFERED"] == "1"
+    assert env["SOMETHING_ELSE"] == "kept"
+    assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cpu", "5,6,7")
+    env = launch.environment(2, 2, ["5", "GPU-abc"])
+    assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "5,GPU-abc")
+
+
+USERS_CONFIG = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "FSDP",
+    "fsdp_config": {"fsdp_version": 2},
+    "mixed_precision": "fp16",
+    "num_machines": 3,
+    "num_processes": 7,
+    "gpu_ids": "3",
+    "main_process_port": 1234,
+    "use_cpu": True,
+    "debug": True,
+}
+
+
+@pytest.fixture
+def users_config(tmp_path, monkeypatch):
+    """~/.cache/huggingface/accelerate/default_config.yaml, which accelerate reads unasked."""
+    path = tmp_path / "default_config.yaml"
+    path.write_text(yaml.safe_dump(USERS_CONFIG))
+    for module in (accelerate_launch, config_args):
+        for name in ("default_config_file", "default_yaml_config_file", "default_json_config_file"):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, str(path))
+
+
+@pytest.fixture
+def accelerate(monkeypatch):
+    """accelerate(options): the launcher that accelerate would use, and what it would get."""
+    used = []
+    for name in ("deepspeed", "multi_gpu", "simple", "tpu"):
+        report = lambda args, name=name: used.append((name, args))  # noqa: E731
+        monkeypatch.setattr(accelerate_launch, f"{name}_launcher", report)
+
+    def accelerate(options):
+        parser = accelerate_launch.launch_command_parser()
+        accelerate_launch.launch_command(parser.parse_args([*options, "train.py"]))
+        return used.pop()
+
+    return accelerate
+
+
+def options(kind, processes):
+    command = launch.accelerate_command(kind, processes)
+    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
+    return command[3:]
+
+
+@pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
+@pytest.mark.parametrize("kind", LAUNCHES)
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_accelerate_does_what_the_launch_kind_says(accelerate, request, fixtures, kind, processes):
+    for name in fixtures:
+        request.getfixturevalue(name)
+    launcher, args = accelerate(options(kind, processes))
+    assert launcher == ("multi_gpu" if kind == "ddp" else "deepspeed")
+    assert args.num_processes == processes
+    assert args.main_process_port == 0  # a free one: two jobs on a machine do not meet
+    assert (args.num_machines, args.machine_rank) == (1, 0)
+    assert (args.mixed_precision, args.gpu_ids) == ("no", "all")
+    assert (args.use_fsdp, bool(args.use_cpu), bool(args.debug)) == (False, False, False)
+
+
+def test_without_our_config_file_the_users_would_leak(accelerate, users_config):
+    """That the test before this one can fail."""
+    launcher, args = accelerate([])
+    assert args.use_fsdp
+    assert (launcher, args.num_processes, args.mixed_precision) == ("multi_gpu", 7, "fp16")
+
+
+def test_ddp_starts_that_many_processes(accelerate):
+    _, args = accelerate(options("ddp", 2))
+    env = prepare_multi_gpu_env(args)
+    assert int(args.nproc_per_node) == 2
+    assert env["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert not any(name.startswith("ACCELERATE_DEEPSPEED") for name in env)
+
+
+@pytest.mark.parametrize("kind", ZERO)
+def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = options(kind, 2)
+    file = Path(given[given.index("--deepspeed_config_file") + 1])
+    assert file.is_absolute()
+    assert file.name == f"{kind}.json"
+    assert json.loads(file.read_text())["zero_optimization"]["stage"] == int(kind[4])
+    _, env = prepare_deepspeed_cmd_env(accelerate(given)[1])
+    assert env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(file)
+    assert env["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == str("zero3" in kind).lower()
+
+
+SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """run(exit code, gpus): launch.main() with a launcher that only reports."""
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    names = ("plan", "tokens", "model", "output", "metrics", "record", "config")
+    paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
+
+    def run(code=0, gpus=2):
+        seen = SimpleNamespace()
+        monkeypatch.setattr(
+            subprocess, "run", lambda command, **rest: vars(seen).update(command=command, **rest)
+            or subprocess.CompletedProcess(command, code)
+        )  # fmt: skip
+        argv = ["launch.py", "--settings", json.dumps(SETTINGS), "--gpus", str(gpus)]
+        argv += ["--threads", "6"] + [p for n, path in paths.items() for p in (f"--{n}", str(path))]
+        monkeypatch.setattr(sys, "argv", argv)
+        launch.main()
+        return seen
+
+    return run
+
+
+def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path):
+    seen = run()
+    assert yaml.safe_load((tmp_path / "config").read_text()) == SETTINGS
+    script = launch.ROOT / "workflow" / "scripts" / "train.py"
+    assert script.is_file()
+    after = seen.command[seen.command.index(str(script)) + 1 :]
+    names = ("config", "tokens", "model", "output", "metrics", "record")
+    expected = {f"--{name}": str(tmp_path / name) for name in names}
+    expected |= {"--plan": str(tmp_path / "plan.json"), "--world-size": "2"}
+    assert dict(zip(after[::2], after[1::2], strict=True)) == expected
+    assert seen.env["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_failed_training_is_a_failed_job(run):
+    with pytest.raises(SystemExit) as stop:
+        run(code=1)
+    assert stop.value.code == 1
+
+
+def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
+    with pytest.raises(Refusal, match="no GPU was granted"):
+        run(gpus=0)
+    assert not (tmp_path / "config").exists()
+
+
+def test_training_speaks_to_the_terminal(tmp_path, monkeypatch):
+    """Standard output of the job is the terminal, standard error its log."""
+    script = tmp_path / "speak.py"
+    script.write_text(
+        "import sys, launch\n"
+        "from finetune.cli import run_script\n"
+        "launch.accelerate_command = lambda *_: [sys.executable, '-c', 'print(1 + 1)']\n"
+        "launch.visible_devices = lambda: []\n"
+        "run_script(launch.main)\n"
+    )
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    names = ("config", "tokens", "model", "output", "metrics", "record")
+    command = [sys.executable, str(script), "--settings", json.dumps(SETTINGS)]
+    command += ["--gpus", "2", "--threads", "2", "--plan", str(tmp_path / "plan.json")]
+    command += [part for name in names for part in (f"--{name}", str(tmp_path / name))]
+    monkeypatch.setenv("PYTHONPATH", str(Path(launch.__file__).parent))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
+    assert done.stderr.startswith("launch: ")

@@ -1,0 +1,251 @@
+"""Rule plan_run: steps, learning rate, memory against the GPU, and what it refuses."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from test_memory import llama_7b
+
+import plan_run
+from finetune.cli import Refusal
+from finetune.config import Run, complete_run
+from finetune.stages import plan_settings
+
+NAMES = {"model": "m", "dataset": "d"}
+
+
+def settings_of(**run: object) -> dict:
+    """As the rule passes them: through the config and JSON."""
+    settings = plan_settings(Run.model_validate(complete_run({}, NAMES | run)))
+    return json.loads(json.dumps(settings))
+
+
+def refused(function, *args: object) -> str:
+    with pytest.raises(Refusal) as caught:
+        function(*args)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "run", "expected"),
+    [
+        # (steps an epoch, steps, rows unseen an epoch, accumulation)
+        (160, {}, (10, 10, 0, 16)),
+        (175, {}, (10, 10, 15, 16)),
+        (16, {}, (1, 1, 0, 16)),
+        (160, {"epochs": 3}, (10, 30, 0, 16)),
+        (160, {"epochs": 0.25}, (10, 3, 0, 16)),
+        (1600, {"epochs": 0.07}, (100, 7, 0, 16)),
+        (160, {"epochs": 1.11}, (10, 12, 0, 16)),
+        (160, {"epochs": 1e-9}, (10, 1, 0, 16)),
+        (160, {"steps": 7}, (10, 7, 0, 16)),
+        (160, {"steps": 700}, (10, 700, 0, 16)),
+        (160, {"gpus": 4, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 4)),
+        (100, {"gpus": 2, "batch": {"global": 8, "micro": 4}}, (12, 12, 4, 1)),
+    ],
+)
+def test_batch_and_steps(rows, run, expected) -> None:
+    settings = settings_of(**run)
+    steps_per_epoch, steps, unseen, accumulation = expected
+    assert plan_run.batch_plan(settings, rows) == {
+        "world_size": settings["gpus"],
+        "global_batch": settings["batch"]["global"],
+        "micro_batch": settings["batch"]["micro"],
+        "accumulation": accumulation,
+        "steps_per_epoch": steps_per_epoch,
+        "steps": steps,
+        "rows_unseen_per_epoch": unseen,
+    }
+
+
+@pytest.mark.parametrize("rows", [1, 15])
+def test_rows_that_do_not_fill_one_batch(rows) -> None:
+    assert refused(plan_run.batch_plan, settings_of(), rows) == (
+        f"{rows} training rows do not fill one batch; set batch.global <= {rows}."
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "parameters", "rate"),
+    [
+        ({}, 7e9, 2e-4),
+        ({}, 13_015_864_320, 2e-4),  # LLaMA 13B, 2e-4 in table 9 of the QLoRA paper
+        ({}, 32_528_943_616, 1e-4),  # LLaMA 33B, 1e-4 there
+        ({"method": "lora"}, 7e9, 2e-4),
+        ({"method": "full"}, 7e9, 1e-5),
+        ({"method": "full"}, 70e9, 1e-5),
+        ({"optimizer": {"learning_rate": 3e-4}}, 70e9, 3e-4),
+        ({"method": "full", "optimizer": {"learning_rate": 5e-5}}, 1e9, 5e-5),
+    ],
+)
+def test_learning_rate(run, parameters, rate) -> None:
+    assert plan_run.learning_rate(settings_of(**run), parameters) == rate
+
+
+def fits(gigabytes: float, **run: object) -> dict:
+    return plan_run.memory_plan(settings_of(gpu_memory_gb=gigabytes, **run), llama_7b(), 512)
+
+
+def test_qlora_of_7b_fits_a_gpu_of_12_gb() -> None:
+    plan = fits(12)
+    assert plan["total"] == sum(plan["parts"].values())
+    assert 5e9 < plan["total"] < plan["available"] == 12e9
+    assert plan["device"] == "gpu_memory_gb"
+
+
+def test_quantization_settings_reach_the_formula() -> None:
+    saved = fits(12, quantization={"double": False})["total"] - fits(12)["total"]
+    assert saved == pytest.approx(6_476_005_376 * 0.373 / 8 * 1.05, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "run", "text"),
+    [
+        (
+            15,
+            {"method": "full", "gpus": 8},
+            "needs about 15.4 GB on each GPU, and there are 15.0 (gpu_memory_gb). The largest part "
+            "is optimizer. Try: `launch: zero3-offload`, more gpus, `method: qlora`.",
+        ),
+        (
+            80,
+            {"method": "full", "launch": "ddp"},
+            "needs about 114.5 GB on each GPU, and there are 80.0 (gpu_memory_gb). The largest "
+            "part is optimizer. Try: `launch: zero3`, more gpus, `method: qlora`.",
+        ),
+        (
+            12,
+            {"method": "lora"},
+            "needs about 16.1 GB on each GPU, and there are 12.0 (gpu_memory_gb). The largest "
+            "part is weights. Try: `method: qlora`.",
+        ),
+        (
+            8,
+            {"batch": {"micro": 8}, "gradient_checkpointing": False},
+            "needs about 37.4 GB on each GPU, and there are 8.0 (gpu_memory_gb). The largest part "
+            "is activations. Try: `gradient_checkpointing: true`, `batch: {micro: 1}` (the result "
+            "stays the same), a shorter max_length.",
+        ),
+    ],
+)
+def test_run_that_does_not_fit(gigabytes, run, text) -> None:
+    assert refused(lambda: fits(gigabytes, **run)) == text
+
+
+def test_exactly_what_is_there_fits() -> None:
+    total = fits(100)["total"]
+    assert fits(total / 1e9)["total"] == total
+    assert refused(lambda: fits((total - 1000) / 1e9)).startswith("needs about")
+
+
+OFFLOAD, MORE, QLORA = "`launch: zero3-offload`", "more gpus", "`method: qlora`"
+CHECKPOINT = "`gradient_checkpointing: true`"
+MICRO = "`batch: {micro: 1}` (the result stays the same)"
+
+
+@pytest.mark.parametrize(
+    ("run", "largest", "advice"),
+    [
+        ({}, "weights", "a shorter max_length"),
+        ({}, "logits", "a shorter max_length"),
+        ({"batch": {"micro": 2}}, "weights", MICRO),
+        ({"gradient_checkpointing": False}, "weights", CHECKPOINT),
+        ({"method": "lora"}, "weights", QLORA),
+        ({"method": "lora"}, "activations", f"{QLORA}, a shorter max_length"),
+        ({"method": "full", "launch": "ddp"}, "weights", f"`launch: zero3`, {MORE}, {QLORA}"),
+        ({"method": "full", "launch": "zero2"}, "weights", f"`launch: zero3`, {MORE}, {QLORA}"),
+        ({"method": "full", "launch": "zero3"}, "weights", f"{OFFLOAD}, {MORE}, {QLORA}"),
+        # offload is the last resort: plain zero3 would need more
+        ({"method": "full", "launch": "zero3-offload"}, "weights", f"{MORE}, {QLORA}"),
+    ],
+)
+def test_advice(run, largest, advice) -> None:
+    parts = dict.fromkeys(("weights", "activations", "logits"), 1) | {largest: 2}
+    text = plan_run.cheaper(settings_of(**run), parts)
+    assert text == f"The largest part is {largest}. Try: {advice}."
+
+
+def fake_torch(gigabytes: float | None) -> SimpleNamespace:
+    device = SimpleNamespace(total_memory=int((gigabytes or 0) * 1e9), name="NVIDIA H200")
+    cuda = SimpleNamespace(
+        is_available=lambda: gigabytes is not None, get_device_properties=lambda index: device
+    )
+    return SimpleNamespace(cuda=cuda)
+
+
+def test_memory_of_the_gpu_that_is_here(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(141))
+    assert plan_run.device_memory(settings_of()) == (141e9, "NVIDIA H200")
+    assert plan_run.device_memory(settings_of(gpu_memory_gb=24)) == (24e9, "gpu_memory_gb")
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(4))
+    assert "and there are 4.0 (NVIDIA H200)" in refused(
+        plan_run.memory_plan, settings_of(), llama_7b(), 512
+    )
+
+
+def test_without_a_gpu_nothing_is_refused_for_memory(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(None))
+    plan = plan_run.memory_plan(settings_of(method="full", launch="ddp"), llama_7b(), 2048)
+    assert plan["available"] is None
+    assert plan["device"] == "no GPU seen here; set gpu_memory_gb to have it checked"
+
+
+@pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])
+def test_rows_within_the_context(context, longest) -> None:
+    plan_run.check_context({"context": context}, longest)
+
+
+def test_row_longer_than_the_context() -> None:
+    assert refused(plan_run.check_context, {"context": 2048}, 2049) == (
+        "the longest row has 2049 tokens, but the model's context is 2048; set max_length under "
+        "the dataset to at most that."
+    )
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch):
+    """Run the rule's script; what it wrote."""
+
+    def run(rows: int, longest: int, **keys: object) -> dict:
+        (tmp_path / "model.json").write_text(json.dumps(llama_7b()))
+        lint = {"train": {"rows": rows, "longest": longest}}
+        (tmp_path / "lint.json").write_text(json.dumps(lint))
+        command = ["plan_run.py", "--settings", json.dumps(settings_of(**keys))]
+        for name in ("model", "lint"):
+            command += [f"--{name}", str(tmp_path / f"{name}.json")]
+        monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "plan.json")])
+        plan_run.main()
+        return json.loads((tmp_path / "plan.json").read_text())
+
+    return run
+
+
+def test_plan_of_a_run(plan, capsys) -> None:
+    written = plan(100, 512, gpus=2, batch={"global": 8, "micro": 2}, gpu_memory_gb=24, epochs=2)
+    memory, settings = written.pop("memory"), written.pop("settings")
+    assert settings["batch"] == {"global": 8, "micro": 2}
+    assert written == {
+        "world_size": 2,
+        "global_batch": 8,
+        "micro_batch": 2,
+        "accumulation": 2,
+        "steps_per_epoch": 12,
+        "steps": 24,
+        "rows_unseen_per_epoch": 4,
+        "learning_rate": 2e-4,
+    }
+    assert memory["total"] == sum(memory["parts"].values())
+    assert capsys.readouterr().err == (
+        "plan_run: 24 steps of 8 rows = 2 x 2 x 2; 6.4 GB a GPU predicted\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "longest", "keys"),
+    [(5, 9, {}), (100, 3000, {"gpu_memory_gb": 80}), (100, 9, {"gpu_memory_gb": 2})],
+)
+def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None:
+    with pytest.raises(Refusal):
+        plan(rows, longest, **keys)
+    assert not (tmp_path / "plan.json").exists()

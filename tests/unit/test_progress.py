@@ -1,0 +1,86 @@
+"""metrics.jsonl, and what the person at the terminal reads meanwhile."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from finetune import progress
+from finetune.progress import Progress
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    return clock
+
+
+@pytest.fixture
+def report(tmp_path, clock, capsys):
+    """report(step, **logs): what is said about a logged step of 40."""
+    callback = Progress("tiny", tmp_path / "metrics.jsonl")
+    callback.on_train_begin(None, SimpleNamespace(max_steps=40), None)
+    assert capsys.readouterr().err == "tiny: 40 steps\n"
+
+    def report(step, **logs):
+        state = SimpleNamespace(global_step=step, max_steps=40)
+        callback.on_log(None, state, None, logs=logs)
+        return capsys.readouterr().err
+
+    return report
+
+
+def lines(tmp_path):
+    def refuse(constant):
+        raise ValueError(constant)
+
+    text = (tmp_path / "metrics.jsonl").read_text()
+    return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
+
+
+def test_every_logged_step_is_a_line_of_the_file(report, tmp_path):
+    report(1, loss=2.5, tokens=10, tokens_per_second=5.0)
+    report(2, eval_loss=2.25)
+    report(2, train_loss=2.4)
+    assert lines(tmp_path) == [
+        {"step": 1, "loss": 2.5, "tokens": 10, "tokens_per_second": 5.0},
+        {"step": 2, "eval_loss": 2.25},
+        {"step": 2, "train_loss": 2.4},
+    ]
+
+
+def test_a_run_that_starts_again_starts_a_new_file(report, tmp_path):
+    report(1, loss=2.5, tokens_per_second=5.0)
+    Progress("tiny", tmp_path / "metrics.jsonl")
+    assert lines(tmp_path) == []
+
+
+def test_the_terminal_hears_of_it_every_20_seconds_with_the_time_left(report, clock):
+    clock.now += 19.9
+    assert report(8, loss=2.5, tokens_per_second=99.6) == ""
+    clock.now += 0.1
+    # 10 steps took 20 s, so 30 steps take a minute
+    assert report(10, loss=2.5, tokens_per_second=99.6) == (
+        "tiny: step 10/40, loss 2.5000, 100 tokens/s, 1.0 min left\n"
+    )
+    clock.now += 19.9
+    assert report(11, loss=2.5, tokens_per_second=99.6) == ""
+
+
+def test_the_last_step_and_validations_are_always_said(report, clock):
+    clock.now += 1
+    assert report(20, eval_loss=1.23456) == "tiny: step 20, validation loss 1.2346\n"
+    assert report(40, loss=2.5, tokens_per_second=7.0) == (
+        "tiny: step 40/40, loss 2.5000, 7 tokens/s, 0.0 min left\n"
+    )
+    assert report(40, train_loss=2.5) == ""
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_an_overflow_of_fp16_is_no_failure(report, tmp_path, value):
+    """The gradient norm of a step that the loss scaler skips; JSON has no such number."""
+    report(1, loss=2.5, grad_norm=value, tokens_per_second=5.0)
+    assert lines(tmp_path)[0]["grad_norm"] is None
+    assert lines(tmp_path)[0]["loss"] == 2.5

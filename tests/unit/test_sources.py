@@ -1,0 +1,164 @@
+"""Sources: which text is a path and which a hub id, and where a local model lies."""
+
+import sys
+
+import pytest
+
+from finetune.cli import Refusal
+from finetune.sources import is_local, local_inputs, locate_model
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working folder with a model, a folder that is none, a GGUF file and another file."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for folder in ("model", "org/name", "home/model", "empty"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "notes.txt").touch()
+        if folder != "empty":
+            (tmp_path / folder / "config.json").touch()
+    for file in ("model.gguf", "weights.safetensors"):
+        (tmp_path / file).touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "local"),
+    [
+        # hub ids
+        ("meta-llama/Llama-3.1-8B", False),
+        ("org/na.me_1", False),
+        # paths that say so, there or not
+        ("./org/absent", True),
+        ("../absent", True),
+        ("/absent", True),
+        ("~/absent", True),
+        ("data/absent.jsonl", True),
+        ("data/absent.csv", True),
+        ("data/absent.parquet", True),
+        ("models/absent.gguf", True),
+        # paths that are there
+        ("model", True),
+        ("org/name", True),
+        ("weights.safetensors", True),
+        # no id could look like these
+        ("absent", True),
+        ("a/b/c", True),
+        ("org/na me", True),
+        ("https://huggingface.co/org/name", True),
+    ],
+)
+def test_path_or_hub_id(source, local, here) -> None:
+    assert is_local(source) is local
+
+
+@pytest.mark.parametrize("source", ["model", "./model", "org/name", "model.gguf"])
+def test_local_model(source, here) -> None:
+    assert locate_model(source).resolve() == here / source
+
+
+def test_local_model_in_the_home_folder(here) -> None:
+    assert locate_model("~/model") == here / "home/model"
+
+
+def test_hub_model_is_elsewhere(here) -> None:
+    assert locate_model("meta-llama/Llama-3.1-8B") is None
+
+
+NO_MODEL = "has no config.json, so it is no Hugging Face model folder."
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "weights.safetensors",
+            "weights.safetensors is a file. A model is a folder with a config.json, or a .gguf.",
+        ),
+        ("empty", f"empty {NO_MODEL}"),
+        (
+            "gpt2",
+            "there is no file or folder gpt2 here (HERE). A hub model is written org/name, "
+            "without a leading dot or slash.",
+        ),
+        (
+            "./org/absent",
+            "there is no file or folder ./org/absent here (HERE). A hub model is written org/name, "
+            "without a leading dot or slash.",
+        ),
+        (
+            "models/absent.gguf",
+            "there is no file or folder models/absent.gguf here (HERE). A hub model is written "
+            "org/name, without a leading dot or slash.",
+        ),
+    ],
+)
+def test_local_model_that_is_none(source, text, here) -> None:
+    with pytest.raises(Refusal) as caught:
+        locate_model(source)
+    assert str(caught.value) == text.replace("HERE", str(here))
+
+
+@pytest.fixture
+def package(here, monkeypatch):
+    """An installed package `weights_of_ours`, which must not be run to be found."""
+    folder = here / "site/weights_of_ours"
+    (folder / "small").mkdir(parents=True)
+    (folder / "bare").mkdir()
+    (folder / "__init__.py").write_text("raise RuntimeError('was imported')")
+    (folder / "small/config.json").touch()
+    (folder / "x.gguf").touch()
+    (folder / "x.bin").touch()
+    monkeypatch.setattr(sys, "path", [str(here / "site"), *sys.path])
+    return folder
+
+
+@pytest.mark.parametrize("inner", ["small", "x.gguf"])
+def test_model_inside_a_package(inner, package) -> None:
+    assert locate_model(f"package:weights_of_ours/{inner}") == package / inner
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "package:not_there_at_all/x.gguf",
+            "the Python package 'not_there_at_all' is not installed: run `make install`.",
+        ),
+        (
+            "package:no-name/x.gguf",
+            "the Python package 'no-name' is not installed: run `make install`.",
+        ),
+        ("package:", "the Python package '' is not installed: run `make install`."),
+        (
+            "package:weights_of_ours/y.gguf",
+            "the Python package 'weights_of_ours' has no file 'y.gguf'.",
+        ),
+        ("package:weights_of_ours/bare", f"package:weights_of_ours/bare {NO_MODEL}"),
+        ("package:weights_of_ours", f"package:weights_of_ours {NO_MODEL}"),
+        (
+            "package:weights_of_ours/x.bin",
+            "package:weights_of_ours/x.bin is a file. A model is a folder with a config.json, or "
+            "a .gguf.",
+        ),
+    ],
+)
+def test_package_without_that_model(source, text, package) -> None:
+    with pytest.raises(Refusal) as caught:
+        locate_model(source)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "files"),
+    [
+        ("org/absent", []),
+        ("package:weights_of_ours/x.gguf", []),
+        ("model.gguf", ["model.gguf"]),
+        ("model", ["model/config.json", "model/notes.txt"]),
+        ("./absent.gguf", ["./absent.gguf"]),
+    ],
+)
+def test_files_whose_change_fetches_again(source, files, here) -> None:
+    assert local_inputs(source) == files

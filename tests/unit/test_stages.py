@@ -1,0 +1,188 @@
+"""Stages: the exact keys each one gets, and which of them a change of the config touches."""
+
+import pytest
+
+from finetune import stages
+from finetune.config import Config, merge
+from finetune.config_errors import load_config
+
+RAW = {
+    "models": {"small": {"source": "org/small"}, "big": {"source": "org/big"}},
+    "datasets": {"news": {"source": "news.jsonl"}},
+    "defaults": {"model": "small", "dataset": "news"},
+    "runs": {"a": {"method": "qlora"}},
+}
+PLAN = {"model", "dataset", "method", "launch", "gpus", "gpu_memory_gb", "batch", "optimizer"} | {
+    "epochs",
+    "steps",
+    "gradient_checkpointing",
+}
+TRAIN = (PLAN - {"gpus", "gpu_memory_gb"}) | {
+    "task",
+    "schedule",
+    "log_every",
+    "validate_every",
+    "seed",
+    "attention",
+    "trust_remote_code",
+}
+QLORA = {"lora", "quantization"}
+
+
+def config_with(method: str = "qlora", changes: dict | None = None) -> Config:
+    return load_config(merge(merge(RAW, {"runs": {"a": {"method": method}}}), changes or {}))
+
+
+def all_settings(config: Config) -> dict[str, dict]:
+    run = config.runs["a"]
+    model, dataset = config.models[run.model], config.datasets[run.dataset]
+    return {
+        "fetch": stages.fetch_settings(model),
+        "prepare": stages.prepare_settings(dataset),
+        "tokenize": stages.tokenize_settings(dataset, model),
+        "plan": stages.plan_settings(run),
+        "train": stages.train_settings(run, model),
+        "merge": stages.merge_settings(run, model),
+        "evaluate": stages.evaluate_settings(dataset, model),
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "stage", "keys"),
+    [
+        (
+            "qlora",
+            "fetch",
+            {"source", "revision", "trust_remote_code", "chat_template", "pad_token"},
+        ),
+        (
+            "qlora",
+            "prepare",
+            {"source", "subset", "revision", "format", "columns", "split", "max_rejects"},
+        ),
+        ("qlora", "tokenize", {"system_prompt", "max_length", "trust_remote_code"}),
+        (
+            "qlora",
+            "evaluate",
+            {
+                "metrics",
+                "max_new_tokens",
+                "batch_size",
+                "rows",
+                "system_prompt",
+                "trust_remote_code",
+            },
+        ),
+        ("qlora", "plan", PLAN | QLORA),
+        ("lora", "plan", PLAN | {"lora"}),
+        ("full", "plan", PLAN),
+        ("qlora", "train", TRAIN | QLORA),
+        ("lora", "train", TRAIN | {"lora"}),
+        ("full", "train", TRAIN),
+        ("qlora", "merge", {"method", "merge", "quantization", "trust_remote_code"}),
+        ("lora", "merge", {"method", "merge", "trust_remote_code"}),
+        ("full", "merge", {"method", "trust_remote_code"}),
+    ],
+)
+def test_keys_of_a_stage(method, stage, keys) -> None:
+    assert set(all_settings(config_with(method))[stage]) == keys
+
+
+def test_batch_is_whole_in_the_plan_and_global_in_training() -> None:
+    settings = all_settings(config_with())
+    assert settings["plan"]["batch"] == {"global": 16, "micro": 1}
+    assert settings["train"]["batch"] == {"global": 16}
+
+
+RUN, MODEL, DATASET = ("runs", "a"), ("models", "small"), ("datasets", "news")
+CODE = {"fetch", "tokenize", "train", "merge", "evaluate"}
+CHANGES = [
+    # where the work is done
+    (RUN, {"gpus": 4}, {"plan"}),
+    (RUN, {"gpu_memory_gb": 24}, {"plan"}),
+    (RUN, {"batch": {"micro": 4}}, {"plan"}),
+    # how models are judged
+    (DATASET, {"evaluation": {"metrics": ["json"]}}, {"evaluate"}),
+    (DATASET, {"evaluation": {"max_new_tokens": 9}}, {"evaluate"}),
+    (DATASET, {"evaluation": {"batch_size": 2}}, {"evaluate"}),
+    (DATASET, {"evaluation": {"rows": 5}}, {"evaluate"}),
+    # models
+    (MODEL, {"attention": "eager"}, {"train"}),
+    (MODEL, {"source": "org/other"}, {"fetch"}),
+    (MODEL, {"revision": "v2"}, {"fetch"}),
+    (MODEL, {"chat_template": "chatml"}, {"fetch"}),
+    (MODEL, {"pad_token": "<pad>"}, {"fetch"}),
+    (MODEL, {"trust_remote_code": True}, CODE),
+    # data
+    (DATASET, {"source": ["a.csv", "b.csv"]}, {"prepare"}),
+    (DATASET, {"subset": "en"}, {"prepare"}),
+    (DATASET, {"revision": "v2"}, {"prepare"}),
+    (DATASET, {"format": "messages"}, {"prepare"}),
+    (DATASET, {"columns": {"prompt": "q"}}, {"prepare"}),
+    (DATASET, {"split": {"seed": 7}}, {"prepare"}),
+    (DATASET, {"split": {"group": "user"}}, {"prepare"}),
+    (DATASET, {"max_rejects": 0.5}, {"prepare"}),
+    (DATASET, {"max_length": 99}, {"tokenize"}),
+    (DATASET, {"system_prompt": "Be brief."}, {"tokenize", "evaluate"}),
+    # training
+    (RUN, {"model": "big"}, {"fetch", "plan", "train"}),
+    (RUN, {"batch": {"global": 32}}, {"plan", "train"}),
+    (RUN, {"optimizer": {"learning_rate": 1e-3}}, {"plan", "train"}),
+    (RUN, {"epochs": 3}, {"plan", "train"}),
+    (RUN, {"steps": 30}, {"plan", "train"}),
+    (RUN, {"gradient_checkpointing": False}, {"plan", "train"}),
+    (RUN, {"lora": {"rank": 4}}, {"plan", "train"}),
+    (RUN, {"quantization": {"double": False}}, {"plan", "train", "merge"}),
+    (RUN, {"schedule": {"warmup": 0.1}}, {"train"}),
+    (RUN, {"log_every": 1}, {"train"}),
+    (RUN, {"validate_every": 9}, {"train"}),
+    (RUN, {"seed": 5}, {"train"}),
+    (RUN, {"merge": {"base": "original"}}, {"merge"}),
+    (RUN, {"merge": {"tolerance": 0.5}}, {"merge"}),
+    # another run, model or dataset
+    (("runs", "b"), {"seed": 1}, set()),
+    (("models", "big"), {"revision": "v2"}, set()),
+    (("datasets", "other"), {"source": "x.csv"}, set()),
+]
+
+
+def touched(before: dict, after: dict) -> set[str]:
+    return {stage for stage in before if before[stage] != after[stage]}
+
+
+@pytest.mark.parametrize(("section", "change", "expected"), CHANGES, ids=str)
+def test_change_touches_the_right_stages(section, change, expected) -> None:
+    kind, name = section
+    before = all_settings(config_with())
+    assert touched(before, all_settings(config_with(changes={kind: {name: change}}))) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "change"),
+    [
+        ("lora", {"quantization": {"type": "fp4"}}),
+        ("full", {"quantization": {"type": "fp4"}}),
+        ("full", {"lora": {"rank": 2}}),
+        ("full", {"merge": {"base": "original"}}),
+    ],
+    ids=str,
+)
+def test_default_that_a_method_never_reads_touches_nothing(method, change) -> None:
+    before = all_settings(config_with(method))
+    after = all_settings(config_with(method, {"defaults": change}))
+    assert touched(before, after) == set()
+
+
+def test_every_key_of_the_config_is_used_by_some_stage() -> None:
+    """A key that no stage gets would be a silent no-op."""
+    used = set().union(*all_settings(config_with()).values())
+    config = config_with()
+    keys = {"evaluation", *type(config.models["small"]).model_fields}
+    keys |= {*type(config.datasets["news"]).model_fields, *type(config.runs["a"]).model_fields}
+    assert keys - used == {"evaluation"}  # its keys are passed one by one
+
+
+def test_baselines_are_named_once_in_the_order_of_the_runs() -> None:
+    runs = {"b": {"model": "big"}, "c": {}, "d": {"model": "big", "seed": 3}}
+    config = config_with(changes={"runs": runs})
+    assert stages.baselines(config) == [("small", "news"), ("big", "news")]

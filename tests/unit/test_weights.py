@@ -1,0 +1,164 @@
+"""Saved weights against the architecture: every fault is found from the headers alone."""
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+)
+
+from finetune.cli import Refusal
+from finetune.weights import differences, expected_shapes, saved_shapes, verify
+from project import make_tiny_model
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+QUERY = "model.layers.0.self_attn.q_proj.weight"
+LARGE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+
+
+EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 4}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A tied tiny model that a test may spoil."""
+    make_tiny_model(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def untied(tmp_path):
+    make_tiny_model(tmp_path, tied=False)
+    return tmp_path
+
+
+def change(folder, edit):
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    edit(tensors)
+    save_file({k: t.contiguous() for k, t in tensors.items()}, path, {"format": "pt"})
+
+
+def fault(folder):
+    with pytest.raises(Refusal) as error:
+        verify(folder, *expected_shapes(folder, False))
+    return str(error.value)
+
+
+def test_whole_weights_pass_with_their_counts(folder):
+    shapes, tied = expected_shapes(folder, False)
+    assert tied == {HEAD: EMBEDDING, EMBEDDING: HEAD}
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert verify(folder, shapes, tied) == {
+        "tensors": len(shapes) - 1,
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def test_a_missing_tensor(folder):
+    change(folder, lambda tensors: tensors.pop(QUERY))
+    assert fault(folder) == (
+        f"{folder} does not hold the whole model: {QUERY} is missing (1 faults in all). "
+        "Train again with `snakemake --forcerun train`."
+    )
+
+
+def test_an_empty_tensor(folder):
+    """What ZeRO-3 leaves of a sharded weight that was not gathered."""
+    change(folder, lambda tensors: tensors.update({QUERY: torch.zeros(0)}))
+    assert f"{QUERY} is empty (1 faults" in fault(folder)
+
+
+def test_a_wrong_shape(folder):
+    change(folder, lambda tensors: tensors.update({QUERY: tensors[QUERY][:-1]}))
+    assert f"{QUERY} is (63, 64), not (64, 64) (1 faults" in fault(folder)
+
+
+def test_an_extra_tensor(folder):
+    change(folder, lambda tensors: tensors.update({"base_model.x": torch.ones(1)}))
+    assert "base_model.x is unknown to the architecture (1 faults" in fault(folder)
+
+
+def test_three_faults_are_named_and_all_are_counted(folder):
+    parts = [f"model.layers.{i}.mlp.{name}_proj.weight" for i in (0, 1) for name in ("up", "down")]
+    change(folder, lambda tensors: [tensors.pop(name) for name in parts])
+    text = fault(folder)
+    assert text.count("is missing") == 3
+    assert "(4 faults in all)" in text
+
+
+def test_no_weights_at_all(folder):
+    (folder / "model.safetensors").unlink()
+    assert f"({len(expected_shapes(folder, False)[0])} faults in all)" in fault(folder)
+
+
+@pytest.mark.parametrize("kept", [EMBEDDING, HEAD])
+def test_one_of_a_tied_pair_is_enough_whichever_it_is(folder, kept):
+    change(folder, lambda tensors: tensors.update({kept: tensors.pop(EMBEDDING)}))
+    assert kept in saved_shapes(folder)
+    assert verify(folder, *expected_shapes(folder, False))["tensors"] == 20
+
+
+def test_both_of_a_tied_pair_are_no_fault(folder):
+    change(folder, lambda tensors: tensors.update({HEAD: tensors[EMBEDDING].clone()}))
+    assert verify(folder, *expected_shapes(folder, False))["tensors"] == 21
+
+
+def test_none_of_a_tied_pair_is_a_fault(folder):
+    change(folder, lambda tensors: tensors.pop(EMBEDDING))
+    assert f"{EMBEDDING} is missing; {HEAD} is missing (2 faults" in fault(folder)
+
+
+@pytest.mark.parametrize("lost", [EMBEDDING, HEAD])
+def test_an_untied_model_needs_both(untied, lost):
+    assert expected_shapes(untied, False)[1] == {}
+    assert verify(untied, *expected_shapes(untied, False))["tensors"] == 21
+    change(untied, lambda tensors: tensors.pop(lost))
+    assert f"{lost} is missing (1 faults" in fault(untied)
+
+
+def test_shards_are_read_together(untied):
+    tensors = load_file(untied / "model.safetensors")
+    (untied / "model.safetensors").unlink()
+    names = sorted(tensors)
+    for number, part in enumerate((names[::2], names[1::2]), start=1):
+        path = untied / f"model-0000{number}-of-00002.safetensors"
+        save_file({n: tensors[n] for n in part}, path)
+    assert verify(untied, *expected_shapes(untied, False))["tensors"] == 21
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda tied: GPT2Config(
+            vocab_size=96, n_embd=32, n_layer=2, n_head=4, tie_word_embeddings=tied
+        ),
+        # transformers gives the head of Pythia another name in memory than in its files
+        lambda tied: GPTNeoXConfig(**LARGE, vocab_size=96, tie_word_embeddings=tied),
+        # and holds all experts of a layer in one tensor
+        lambda tied: MixtralConfig(**LARGE, **EXPERTS, vocab_size=96, tie_word_embeddings=tied),
+        lambda tied: LlamaConfig(**LARGE, vocab_size=96, tie_word_embeddings=tied),
+    ],
+    ids=["gpt2", "gpt-neox", "mixtral", "llama"],
+)
+def test_what_transformers_saves_is_what_is_expected(config, tied, tmp_path):
+    model = AutoModelForCausalLM.from_config(config(tied))
+    model.save_pretrained(tmp_path)
+    shapes, pairs = expected_shapes(tmp_path, False)
+    counts = verify(tmp_path, shapes, pairs)
+    assert counts["parameters"] == sum(p.numel() for p in model.parameters())
+    assert len(pairs) == 2 * tied
+    for lost in saved_shapes(tmp_path):
+        found = saved_shapes(tmp_path)
+        del found[lost]
+        assert f"{lost} is missing" in differences(found, shapes, pairs)

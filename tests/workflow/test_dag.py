@@ -1,0 +1,115 @@
+"""What Snakemake would do: exact job counts and resources, without running a job."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from project import ROOT, job_counts, make_project, snakemake
+
+EXAMPLES = ROOT / "config" / "examples"
+DEFAULT = {"make_intents": 1, "train": 2, "plan_run": 2, "merge": 2, "evaluate_run": 2}
+ONE_RUN = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 1)
+SWEEP = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 5)
+SHARED = ("fetch_model", "prepare_data", "tokenize_data", "evaluate_baseline", "compare", "all")
+
+
+def dry_run(*args: str, cwd: Path) -> str:
+    done = snakemake("-n", "--cores", "all", *args, cwd=cwd)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "runs"),
+    [
+        ("config/config.yaml", DEFAULT),
+        ("config/examples/own-data.yaml", ONE_RUN),
+        ("config/examples/qlora-7b-2gpus.yaml", ONE_RUN),
+        ("config/examples/full-8b-zero3-8gpus.yaml", ONE_RUN),
+        ("config/examples/sweep.yaml", SWEEP),
+    ],
+)
+def test_job_counts(config: str, runs: dict[str, int], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.jsonl").write_text("{}\n")
+    output = dry_run("--configfile", str(ROOT / config), cwd=tmp_path)
+    assert job_counts(output) == runs | dict.fromkeys(SHARED, 1)
+
+
+def test_every_example_is_counted() -> None:
+    tested = Path(__file__).read_text()
+    assert [p.name for p in EXAMPLES.glob("*.yaml") if f"examples/{p.name}" not in tested] == []
+
+
+def test_a_config_file_replaces_the_default(tmp_path: Path, tiny_model: Path) -> None:
+    """Snakemake merges `--configfile` into the default one: the default's runs would train too."""
+    project = make_project(tmp_path, tiny_model)
+    (project / "config").mkdir()
+    (project / "config" / "config.yaml").write_text((ROOT / "config/config.yaml").read_text())
+    output = dry_run("--configfile", "config.yaml", cwd=project)
+    assert "intents" not in output
+    assert job_counts(output)["train"] == 2
+
+
+def planned_jobs(cwd: Path, config: Path, cores: int = 16) -> list[dict]:
+    script = Path(__file__).with_name("planned_jobs.py")
+    command = [sys.executable, str(script), str(ROOT / "Snakefile"), str(config), str(cores)]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    folder = tmp_path_factory.mktemp("jobs")
+    return planned_jobs(folder, ROOT / "config" / "config.yaml")
+
+
+@pytest.mark.parametrize(
+    ("rule", "gpu", "threads"),
+    [
+        ("make_intents", None, 1),
+        ("fetch_model", None, 1),
+        ("prepare_data", None, 1),
+        ("tokenize_data", None, 8),
+        ("plan_run", None, 1),
+        ("train", 2, 8),
+        ("merge", 0, 4),
+        ("evaluate_run", 1, 4),
+        ("evaluate_baseline", 1, 4),
+        ("compare", None, 1),
+    ],
+)
+def test_each_rule_declares_what_it_takes(
+    jobs: list[dict], rule: str, gpu: int | None, threads: int
+) -> None:
+    (job, *_) = [job for job in jobs if job["rule"] == rule]
+    assert (job["resources"].get("gpu"), job["threads"]) == (gpu, threads)
+    assert job["resources"]["mem_mb"] >= 1000
+    assert job["resources"]["runtime"] >= 10
+    assert job["log"][0].startswith("logs/")
+    assert job["benchmark"].startswith("benchmarks/")
+    assert job["conda"].endswith("finetune.yaml")
+
+
+def test_gpus_of_a_run_become_its_resource(tiny_model: Path, tmp_path: Path) -> None:
+    runs = {"tiny-qlora": {"gpus": 4}, "tiny-full": {"gpus": 1}}
+    project = make_project(tmp_path, tiny_model, runs=runs)
+    jobs = planned_jobs(project, project / "config.yaml")
+    asked = {j["run"]: j["resources"] for j in jobs if j["rule"] == "train"}
+    assert {run: r["gpu"] for run, r in asked.items()} == {"tiny-qlora": 4, "tiny-full": 1}
+    assert asked["tiny-qlora"]["mem_mb"] == 4 * asked["tiny-full"]["mem_mb"]
+
+
+@pytest.mark.parametrize("profile", ["local", "slurm"])
+def test_profiles_dry_run(profile: str, tmp_path: Path) -> None:
+    path = ROOT / "workflow" / "profiles" / profile
+    output = dry_run(
+        "--profile", str(path), "--configfile", str(ROOT / "config/config.yaml"), cwd=tmp_path
+    )
+    assert job_counts(output)["train"] == 2

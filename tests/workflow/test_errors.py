@@ -1,0 +1,99 @@
+"""What a user reads when something is wrong: before any job runs, and when a job fails."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from finetune.files import read_json
+from project import make_project, snakemake
+
+BAD = {
+    "unknown key": (
+        {"runs": {"tiny-qlora": {"learning_rate": 1}}},
+        "runs.tiny-qlora.learning_rate: unknown key",
+    ),
+    "misspelt key": (
+        {"runs": {"tiny-qlora": {"lora": {"rnak": 8}}}},
+        "runs.tiny-qlora.lora.rnak: unknown key; did you mean 'rank'?",
+    ),
+    "refused pair": (
+        {"runs": {"tiny-qlora": {"launch": "zero3"}}},
+        "`qlora` under `zero3` is refused: 4-bit weights are not partitioned at load",
+    ),
+    "batch": (
+        {"runs": {"tiny-full": {"gpus": 3}}},
+        "batch.global 4 is not a multiple of batch.micro 1 x 3 GPUs = 3. Set batch.global to 3 or",
+    ),
+    "model name": (
+        {"runs": {"tiny-full": {"model": "tinny"}}},
+        "runs.tiny-full.model: no model is called 'tinny'; did you mean 'tiny'?",
+    ),
+    "idle section": (
+        {"runs": {"tiny-full": {"lora": {"rank": 8}}}},
+        "runs.tiny-full.lora: `method: full` does not read it",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_config_stops_at_parse_time(name: str, tiny_model: Path, tmp_path: Path) -> None:
+    changes, text = BAD[name]
+    project = make_project(tmp_path, tiny_model, **changes)
+    done = snakemake("-n", "--cores", "2", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 1
+    assert text in done.stdout
+    assert "config.yaml:" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_wrong_file_stops_before_a_gpu_is_asked_for(tiny_model: Path, tmp_path: Path) -> None:
+    project = make_project(tmp_path, tiny_model)
+    (project / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
+    done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 1
+    expected = "rows.jsonl has the columns: question, answer. Needed: `messages`, or `prompt`"
+    assert f"ERROR prepare_data: {expected}" in done.stdout
+    assert "columns: {prompt: question, completion: answer}" in done.stdout
+    assert "Training" not in done.stdout
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A finished project to break."""
+    return Path(shutil.copytree(finished, tmp_path / "project", symlinks=True))
+
+
+def test_too_big_for_the_gpu_is_refused_by_the_plan(copied: Path, tiny_model: Path) -> None:
+    make_project(copied, tiny_model, runs={"tiny-full": {"gpu_memory_gb": 0.5, "seed": 9}})
+    done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=copied)
+    assert done.returncode == 1
+    assert "ERROR plan_run: needs about 0.8 GB on each GPU, and there are 0.5" in done.stdout
+    assert "Try: `gradient_checkpointing: true`, `launch: zero3-offload`, more gpus" in done.stdout
+
+
+def test_no_gpu_granted_is_an_error(copied: Path) -> None:
+    done = snakemake(
+        *("--cores", "2", "--resources", "gpu=0", "--configfile", "config.yaml"),
+        *("--forcerun", "train", "--until", "train"),
+        cwd=copied,
+    )
+    assert done.returncode == 1
+    assert "no GPU was granted: run Snakemake with `--resources gpu=1` or more" in done.stdout
+
+
+def test_fewer_gpus_granted_is_said_and_keeps_the_batch(copied: Path) -> None:
+    """Snakemake caps `gpu` at what --resources gives, without a word of its own."""
+    done = snakemake(
+        *("--cores", "2", "--resources", "gpu=1", "--configfile", "config.yaml"),
+        *("--forcerun", "train", "--until", "train"),
+        cwd=copied,
+    )
+    assert done.returncode == 0, done.stdout
+    text = "launch: 2 processes were planned, 1 granted: accumulation 2 -> 4, same batch of 4 rows"
+    assert text in done.stdout
+    record = read_json(copied / "results/runs/tiny-full/train.json")
+    split = (record["micro_batch"], record["accumulation"], record["world_size"])
+    assert split == (1, 4, 1)

@@ -1,0 +1,81 @@
+"""Which GPUs of this machine a job may use. Snakemake counts GPUs but does not say which ones
+(its issue 281): without this, two jobs of one GPU each would share device 0.
+
+One lock a device, held by the kernel for as long as the job lives, so that a killed job frees
+its devices. Under SLURM nothing is leased: SLURM has given the job devices of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from finetune.cli import say
+
+FOLDER = Path("/tmp/finetune-gpu-leases")
+"""On this machine's own disk: flock over NFS is unreliable. Shared by all its users."""
+SECONDS_BETWEEN_TRIES = 1.0
+
+
+def visible_devices() -> list[str]:
+    """Ids as CUDA_VISIBLE_DEVICES takes them: indices, UUIDs or MIG names. Empty without a GPU."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if count and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
+        return [name.strip() for name in named.split(",")][:count]
+    return [str(index) for index in range(count)]
+
+
+@contextmanager
+def lease(count: int, devices: list[str], folder: Path = FOLDER) -> Iterator[list[str]]:
+    """Hold `count` of `devices`, waiting until they are free. Yields their ids."""
+    if not devices or "SLURM_JOB_ID" in os.environ:
+        yield devices[:count]
+        return
+    with ExitStack() as held:
+        started = time.monotonic()
+        while not (ids := try_lease(count, devices, folder, held)):
+            if time.monotonic() - started < SECONDS_BETWEEN_TRIES:
+                say(f"waiting for {count} of the GPUs {', '.join(devices)}: others use them")
+            time.sleep(SECONDS_BETWEEN_TRIES)
+        yield ids
+
+
+def try_lease(count: int, devices: list[str], folder: Path, held: ExitStack) -> list[str]:
+    """All `count` devices, or none: two jobs that each held half would wait for ever."""
+    with open_lock(folder, "gate") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        taken: dict[str, IO] = {}
+        for device in devices:
+            lock = open_lock(folder, device)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                continue
+            taken[device] = lock
+            if len(taken) == count:
+                for lock in taken.values():
+                    held.enter_context(lock)
+                return list(taken)
+        for lock in taken.values():
+            lock.close()
+        return []
+
+
+def open_lock(folder: Path, name: str) -> IO:
+    """A lock file that every user of the machine can open."""
+    if not folder.exists():
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o1777)
+    path = folder / name.replace("/", "_")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    if os.fstat(descriptor).st_uid == os.getuid():
+        os.fchmod(descriptor, 0o666)  # the umask took bits away
+    return os.fdopen(descriptor, "r+")
