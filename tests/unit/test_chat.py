@@ -3,7 +3,15 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
 from transformers import PreTrainedTokenizerFast
 
 from finetune.chat import IGNORED, TemplateError, encode, end_tokens, render, with_system
@@ -48,6 +56,11 @@ def build(template, bos, eos):
     tokenizer.add_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS])
     tokenizer.bos_token, tokenizer.eos_token = bos, eos
     tokenizer.chat_template = template
+    if bos is not None:  # plain text gets one, as with the released tokenizers
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
+        assert tokenizer("on")["input_ids"][0] == tokenizer.bos_token_id
     return tokenizer
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import prepare_data
 import tokenize_data
-from finetune.chat import IGNORED
+from finetune.chat import IGNORED, Example, encode
 from finetune.cli import Refusal
 from finetune.collator import open_tokens
 from finetune.tokenizer import load_tokenizer
@@ -33,7 +33,8 @@ ROWS = [
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """What `datasets` caches must not outlive a test."""
+    """What `datasets` caches must not outlive a test, nor what the rule says about it."""
+    datasets.enable_caching()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
@@ -41,14 +42,18 @@ def own_cache(tmp_path, monkeypatch):
 def run(tmp_path, monkeypatch):
     """run(train=…, validation=…, test=…, **settings): the rule; gives folder and lint.json."""
 
-    def run(train=ROWS, validation=(), test=(), template=True, **changes):
+    def write(splits, template):
         tokenizer = tiny_tokenizer()
         tokenizer.chat_template = tokenizer.chat_template if template else None
         tokenizer.save_pretrained(tmp_path / "model")
-        for split, rows in {"train": train, "validation": validation, "test": test}.items():
+        for split, rows in splits.items():
             with prepare_data.SplitWriter(tmp_path / f"{split}.parquet") as writer:
                 for row in rows:
                     writer.add(row)
+
+    def run(train=ROWS, validation=(), test=(), template=True, again=False, **changes):
+        if not again:
+            write({"train": train, "validation": validation, "test": test}, template)
         paths = {"data": tmp_path, "model": tmp_path / "model", "output": tmp_path / "tokens"}
         command = ["tokenize_data.py", "--settings", json.dumps(SETTINGS | changes)]
         command += [part for key, value in paths.items() for part in (f"--{key}", str(value))]
@@ -137,17 +142,15 @@ def test_a_split_of_too_long_rows_alone_opens_too(run):
 
 
 def test_no_stale_cache_after_a_change_of_the_code(run, monkeypatch):
-    """`datasets` caches by the arguments of `map`; encode() is none of them."""
-    run()
-    whole = tokenize_data.encode
+    """`datasets` knows a result by the arguments of `map`, and encode() is none of them."""
+    assert run()[1]["train"]["supervised_tokens"] == 2 + 3
 
     def masked(tokenizer, messages):
-        example = whole(tokenizer, messages)
-        return type(example)(example.input_ids, [IGNORED] * len(example.labels))
+        example = encode(tokenizer, messages)
+        return Example(example.input_ids, [IGNORED] * len(example.labels))
 
-    monkeypatch.setattr("finetune.chat.encode", masked)
     monkeypatch.setattr(tokenize_data, "encode", masked)
-    assert run()[1]["train"]["supervised_tokens"] == 0
+    assert run(again=True)[1]["train"]["supervised_tokens"] == 0
 
 
 def test_processes_change_nothing(monkeypatch):

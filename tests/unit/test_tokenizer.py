@@ -80,6 +80,14 @@ def test_pad_is_eos_where_nothing_is_spare(tokenizer, fix):
     assert fix() == []
 
 
+def test_a_later_spare_token_is_better_than_eos(tokenizer, fix):
+    """Bases of Qwen and GPT-2 end with <|endoftext|>, which comes before <unk> in our list."""
+    tokenizer.model_max_length = 256
+    tokenizer.eos_token = tokenizer.pad_token = "<|endoftext|>"
+    add(tokenizer, "<unk>")
+    assert fix() == ["pad token '<|endoftext|>' -> '<unk>' (EOS is '<|endoftext|>')"]
+
+
 def test_the_users_pad_token_wins(tokenizer, fix):
     tokenizer.model_max_length = 256
     add(tokenizer, "<mine>")

@@ -41,6 +41,7 @@ def main() -> None:
             "this model has no chat template. Set `chat_template: plain` under the model (a base "
             "model: text, newline, answer), or `chatml`, or a Jinja file of your own."
         )
+    datasets.disable_caching()  # it would give old tokens after a change of finetune/chat.py
     lint = {}
     for split in SPLITS:
         rows = read_rows(args.data / f"{split}.parquet")
@@ -71,7 +72,6 @@ def tokenize(
         remove_columns=["messages"] if len(rows) else None,
         num_proc=processes if processes > 1 else None,
         features=FEATURES,
-        load_from_cache_file=False,  # it would not see a change of finetune/chat.py
     )
     counts = Counter(tokens["status"])
     kept = tokens.filter(is_kept, batched=True, input_columns="status").remove_columns("status")

@@ -8,8 +8,11 @@ folder and plan.json. Rank 0 writes `trained/` (the adapter, or all weights in 1
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import yaml
@@ -44,19 +47,30 @@ def main() -> None:
     check_world_size(training_args.world_size, args.world_size)
     set_seed(settings["seed"])
     model = load_for_training(args.model, settings, training_args.local_process_index)
-    guards = PlacementGuard(args.world_size), GradientGuard(model)
     trainer = build_trainer(model, training_args, settings, args)
-    for guard in guards:
-        trainer.add_callback(guard)
+    trainer.add_callback(placement := PlacementGuard(args.world_size))
+    trainer.add_callback(gradients := GradientGuard(model))
     trainer.train()
     save(trainer, args.output)
     peaks = gather_object([peak_memory()])
     if trainer.is_world_process_zero():
-        placement, gradients = guards
         checked = {"placement": placement.record, "gradient_checks": gradients.checks}
         facts = run_facts(trainer, plan, peaks) | checked
         write_json(args.record, facts | provenance(settings, args))
     trainer.accelerator.end_training()
+    leave()
+
+
+def leave() -> NoReturn:
+    """End this process with all files written, and without taking the interpreter down.
+
+    torch and DeepSpeed keep gloo's process groups, and so their threads, after the groups are
+    destroyed. A thread that wants the GIL while the interpreter goes down is ended by force,
+    which C++ answers with an abort (SIGABRT, "terminate called without an active exception").
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def parse() -> argparse.Namespace:

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from finetune.config import Config, complete_run
+from finetune.stages import METHOD_SECTIONS
 
 Location = tuple[Any, ...]
 
@@ -60,10 +61,9 @@ def dangling_names(config: Config) -> Iterable[tuple[Location, str]]:
 
 def idle_sections(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:
     """Sections written under a run whose method never reads them."""
-    readers = {"lora": ("qlora", "lora"), "quantization": ("qlora",), "merge": ("qlora", "lora")}
     for name, run in config.runs.items():
-        for section, methods in readers.items():
-            if section in raw["runs"][name] and run.method not in methods:
+        for section in METHOD_SECTIONS["qlora"]:
+            if section in raw["runs"][name] and section not in METHOD_SECTIONS[run.method]:
                 text = f"`method: {run.method}` does not read it; remove it or change the method"
                 yield ("runs", name, section), text
 

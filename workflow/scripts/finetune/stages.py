@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from finetune.config import Config, Dataset, Model, Run
 
-READERS = {"qlora": ("lora", "quantization"), "lora": ("lora",), "full": ()}
-"""Sections that a method reads."""
+METHOD_SECTIONS = {
+    "qlora": ("lora", "quantization", "merge"),
+    "lora": ("lora", "merge"),
+    "full": (),
+}
+"""Sections of a run that only some methods read, by method."""
 PLAN_ONLY = ("gpus", "gpu_memory_gb", "batch")
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 
@@ -29,8 +33,9 @@ def tokenize_settings(dataset: Dataset, model: Model) -> dict:
 
 def run_settings(run: Run, exclude: dict) -> dict:
     """A run without the sections that its method does not read."""
-    idle = {s: True for s in ("lora", "quantization") if s not in READERS[run.method]}
-    return run.model_dump(by_alias=True, exclude={"merge": True, **idle, **exclude})
+    idle = set(METHOD_SECTIONS["qlora"]) - set(METHOD_SECTIONS[run.method])
+    unused = dict.fromkeys({"merge", *idle}, True)
+    return run.model_dump(by_alias=True, exclude=unused | exclude)
 
 
 def plan_settings(run: Run) -> dict:
@@ -45,9 +50,9 @@ def train_settings(run: Run, model: Model) -> dict:
 
 
 def merge_settings(run: Run, model: Model) -> dict:
-    sections = {"qlora": ("merge", "quantization"), "lora": ("merge",), "full": ()}
+    sections = set(METHOD_SECTIONS[run.method]) - {"lora"}
     settings = {"method": run.method} | model.model_dump(include={"trust_remote_code"})
-    return settings | run.model_dump(include=set(sections[run.method]))
+    return settings | run.model_dump(include=sections)
 
 
 def evaluate_settings(dataset: Dataset, model: Model) -> dict:
