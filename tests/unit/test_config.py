@@ -637,3 +637,20 @@ def test_merge_does_not_touch_its_arguments() -> None:
 )
 def test_configs_that_ship_are_good(path) -> None:
     assert load_config(yaml.safe_load(path.read_text()), [path]).runs
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        (
+            "rows.jsonl",
+            ["0:4: datasets.news.split.test: every model is evaluated; give it a share"],
+        ),
+        ("org/name", []),
+    ],
+)
+def test_files_need_a_test_split_and_hub_data_may_bring_one(
+    source: str, lines: list[str], tmp_path: Path
+) -> None:
+    text = text_with({4: f"  news: {{source: {source}, split: {{test: 0}}}}"})
+    assert (faults(tmp_path, text) if lines else load(tmp_path, text) and []) == lines

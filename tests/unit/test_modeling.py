@@ -147,7 +147,9 @@ def test_only_a_quantized_load_has_a_device_map(method):
     assert modeling.placement({"method": method}, 1) == {}
 
 
-def test_each_rank_pins_a_quantized_model_to_its_gpu(monkeypatch):
+def test_each_rank_pins_a_quantized_model_to_its_device(monkeypatch):
+    """Never "auto", which spreads one model over all GPUs."""
+    assert modeling.placement(QLORA, 1)["device_map"] == {"": "cpu"}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
     assert modeling.placement(QLORA, 1)["device_map"] == {"": 1}

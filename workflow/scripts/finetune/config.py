@@ -106,7 +106,7 @@ class Split(Strict):
     validation: Share = 0.05
     """Share of the rows. 0 for none."""
     test: Share = 0.1
-    """Share of the rows. 0 for none."""
+    """Share of the rows. 0 only for a hub dataset that has a test split: models are evaluated."""
     group: str | None = None
     """A column: rows that share its value stay in one split (say, a template or a user)."""
     seed: Int = 0

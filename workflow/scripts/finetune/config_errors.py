@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from finetune.config import Config, complete_run
+from finetune.sources import is_local
 from finetune.stages import METHOD_SECTIONS
 
 Location = tuple[Any, ...]
@@ -27,7 +28,7 @@ def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
     """
     try:
         config = Config.model_validate(with_complete_runs(raw))
-        faults = list(dangling_names(config)) + list(idle_sections(raw, config))
+        faults = [*dangling_names(config), *idle_sections(raw, config), *untested(config)]
     except ValidationError as error:
         config, faults = None, list(readable(error, raw))
     trees = [(path, yaml.compose(Path(path).read_text("utf-8"))) for path in map(str, files)]
@@ -66,6 +67,13 @@ def idle_sections(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:
             if section in raw["runs"][name] and section not in METHOD_SECTIONS[run.method]:
                 text = f"`method: {run.method}` does not read it; remove it or change the method"
                 yield ("runs", name, section), text
+
+
+def untested(config: Config) -> Iterable[tuple[Location, str]]:
+    """Files without a test split. A hub dataset may bring its own."""
+    for name, dataset in config.datasets.items():
+        if dataset.split.test == 0 and all(map(is_local, dataset.source)):
+            yield ("datasets", name, "split", "test"), "every model is evaluated; give it a share"
 
 
 def written_twice(node: Any, loc: Location = ()) -> Iterable[tuple[Location, str]]:

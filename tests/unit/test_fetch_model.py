@@ -1,0 +1,132 @@
+"""A base model as later stages find it: one folder, repaired, described exactly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import fetch_model
+from finetune.cli import Refusal
+from project import make_tiny_model
+
+SETTINGS = {
+    "revision": None,
+    "trust_remote_code": False,
+    "chat_template": None,
+    "pad_token": None,
+}
+
+
+def fetch(source: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **changes: object) -> dict:
+    settings = SETTINGS | {"source": str(source)} | changes
+    monkeypatch.setattr(
+        *(sys, "argv"),
+        [
+            *("fetch_model.py", "--settings", json.dumps(settings)),
+            *("--pretrained", str(out / "pretrained"), "--record", str(out / "model.json")),
+        ],
+    )
+    fetch_model.main()
+    return json.loads((out / "model.json").read_text())
+
+
+def test_weights_are_linked_and_the_source_stays_as_it_was(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {p.name: p.read_bytes() for p in tiny_model.iterdir()}
+    record = fetch(tiny_model, tmp_path, monkeypatch)
+    weights = tmp_path / "pretrained" / "model.safetensors"
+    assert weights.is_symlink()
+    assert weights.resolve() == tiny_model / "model.safetensors"
+    assert {p.name: p.read_bytes() for p in tiny_model.iterdir()} == before
+    assert len(record["files"]["model.safetensors"]["sha256"]) == 64
+    assert record["commit"] is None
+
+
+def test_counts_are_exact(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    record = fetch(tiny_model, tmp_path, monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    assert record["parameters"] == sum(p.numel() for p in model.parameters())
+    assert record["tied_embeddings"] is True
+    names = {layer["name"]: layer["count"] for layer in record["linear_layers"]}
+    assert names == dict.fromkeys(
+        ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), 2
+    )
+    assert {"name": "k_proj", "in_features": 64, "out_features": 32, "count": 2} in record[
+        "linear_layers"
+    ]
+
+
+def test_untied_weights_are_counted_twice(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    untied = tmp_path / "untied"
+    untied.mkdir()
+    make_tiny_model(untied, tied=False)
+    tied = fetch(tiny_model, tmp_path / "a", monkeypatch)
+    record = fetch(untied, tmp_path / "b", monkeypatch)
+    assert record["parameters"] - tied["parameters"] == record["vocab_size"] * 64
+
+
+def test_gpt2_linear_layers_are_not_transposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from project import tiny_tokenizer
+
+    tokenizer = tiny_tokenizer()
+    source = tmp_path / "gpt2"
+    GPT2LMHeadModel(
+        GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    ).save_pretrained(source)
+    tokenizer.save_pretrained(source)
+    layers = fetch(source, tmp_path / "out", monkeypatch)["linear_layers"]
+    assert {"name": "c_attn", "in_features": 32, "out_features": 96, "count": 1} in layers
+
+
+def test_a_pad_token_that_is_eos_is_repaired_everywhere(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer, GenerationConfig
+
+    source = tmp_path / "source"
+    source.mkdir()
+    make_tiny_model(source)
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(source)
+    record = fetch(source, tmp_path / "out", monkeypatch)
+    folder = tmp_path / "out" / "pretrained"
+    assert record["tokens"]["pad"] == "<|endoftext|>"
+    assert record["repairs"] == [
+        "pad token '<|im_end|>' -> '<|endoftext|>' (EOS is '<|im_end|>')",
+        "model_max_length unset -> 256",
+    ]
+    repaired = AutoTokenizer.from_pretrained(folder)
+    assert repaired.pad_token_id == GenerationConfig.from_pretrained(folder).pad_token_id == 0
+
+
+@pytest.mark.parametrize(("trust", "refused"), [(False, True), (True, False)])
+def test_code_of_a_model_needs_trust(
+    tiny_model: Path, tmp_path: Path, trust: bool, refused: bool
+) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    config |= {"model_type": "foreign", "auto_map": {"AutoConfig": "code.ForeignConfig"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "code.py").write_text(
+        "from transformers import PretrainedConfig\n"
+        "class ForeignConfig(PretrainedConfig):\n    model_type = 'foreign'\n"
+    )
+    if refused:
+        with pytest.raises(Refusal, match=r"runs Python code of its own.*trust_remote_code: true"):
+            fetch_model.load_config(tmp_path, trust)
+    else:
+        assert fetch_model.load_config(tmp_path, trust).model_type == "foreign"
