@@ -18,7 +18,7 @@ channels:
   - conda-forge
 dependencies:
   - python=3.11
-  - c-compiler
+  - cxx-compiler
   - pip
   - pip:
 """

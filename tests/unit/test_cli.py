@@ -25,7 +25,7 @@ def test_success_says_what_it_says_and_no_more(tmp_path) -> None:
 
 
 def test_refusal_is_one_line_without_a_traceback(tmp_path) -> None:
-    done = run(tmp_path, "raise Refusal('no such file: é.csv')")
+    done = run(tmp_path, "raise UserError('no such file: é.csv')")
     assert done.returncode == 1
     assert done.stdout == "ERROR some_rule: no such file: é.csv\n"
     assert done.stderr == "ERROR some_rule: no such file: é.csv\n"
@@ -33,7 +33,7 @@ def test_refusal_is_one_line_without_a_traceback(tmp_path) -> None:
 
 def test_refusal_of_several_lines_is_put_on_one(tmp_path) -> None:
     """The hub's own messages span lines, and Snakemake would show them as loose ends."""
-    done = run(tmp_path, r"raise Refusal('403\n\n  Forbidden:\tno access\n')")
+    done = run(tmp_path, r"raise UserError('403\n\n  Forbidden:\tno access\n')")
     assert done.stdout == "ERROR some_rule: 403 Forbidden: no access\n"
 
 
@@ -67,9 +67,9 @@ def test_interrupt_is_not_taken_for_a_failure_of_the_script(tmp_path) -> None:
 
 @pytest.mark.parametrize("text", ['{"a": [1, null]}', ' \n{"a": [1, null]}'])
 def test_settings_as_text(text) -> None:
-    assert cli.settings(text) == {"a": [1, None]}
+    assert cli.read_settings(text) == {"a": [1, None]}
 
 
 def test_settings_as_a_file(tmp_path) -> None:
     (tmp_path / "s.json").write_text('{"a": 1}')
-    assert cli.settings(str(tmp_path / "s.json")) == {"a": 1}
+    assert cli.read_settings(str(tmp_path / "s.json")) == {"a": 1}

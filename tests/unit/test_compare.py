@@ -13,7 +13,7 @@ from docutils.core import publish_parts
 from jinja2 import Environment
 
 import compare
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.summary import as_html, as_tsv, code_cells
 
 OLD, NOW = "0" * 40, "1234567" + "8" * 33
@@ -289,7 +289,7 @@ def test_a_record_that_cannot_be_used_is_named(results, monkeypatch, path, conte
     (results / path).unlink()
     if content is not None:
         write(results / path, content)
-    with pytest.raises(Refusal, match=re.escape(text)):
+    with pytest.raises(UserError, match=re.escape(text)):
         run_compare(monkeypatch, results / "report")
     assert not (results / "report").exists()
 
@@ -298,7 +298,7 @@ def test_names_without_a_folder_are_refused(results, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run_compare(monkeypatch, results / "report", ["a-qlora"])
     assert "'a-qlora' is not NAME:FOLDER" in capsys.readouterr().err
-    with pytest.raises(Refusal, match="must start with MODEL/DATASET"):
+    with pytest.raises(UserError, match="must start with MODEL/DATASET"):
         run_compare(monkeypatch, results / "report", baselines=["small:base"])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import fetch_model
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from project import make_tiny_model
 
 SETTINGS = {
@@ -126,7 +126,9 @@ def test_code_of_a_model_needs_trust(
         "class ForeignConfig(PretrainedConfig):\n    model_type = 'foreign'\n"
     )
     if refused:
-        with pytest.raises(Refusal, match=r"runs Python code of its own.*trust_remote_code: true"):
-            fetch_model.load_config(tmp_path, trust)
+        with pytest.raises(
+            UserError, match=r"runs Python code of its own.*trust_remote_code: true"
+        ):
+            fetch_model.model_config(tmp_path, trust)
     else:
-        assert fetch_model.load_config(tmp_path, trust).model_type == "foreign"
+        assert fetch_model.model_config(tmp_path, trust).model_type == "foreign"

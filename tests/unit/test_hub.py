@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import errors
 
 import prepare_data
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.hub import MODEL_FILES, download_model, hub_errors
 
 ANSWER = SimpleNamespace(headers={}, request=None)
@@ -59,7 +59,7 @@ OFFLINE = "HF_HUB_OFFLINE is set"
     ids=lambda x: type(x).__name__,
 )
 def test_each_error_has_its_line(error, text) -> None:
-    with pytest.raises(Refusal) as caught, hub_errors("model", "org/name", "v9"):
+    with pytest.raises(UserError) as caught, hub_errors("model", "org/name", "v9"):
         raise error
     assert str(caught.value) == text
     assert caught.value.__suppress_context__
@@ -68,7 +68,7 @@ def test_each_error_has_its_line(error, text) -> None:
 @pytest.mark.parametrize("value", ["0", "", "off"])
 def test_without_the_variable_the_network_is_to_blame(value, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    with pytest.raises(Refusal) as caught, hub_errors("model", "org/name", None):
+    with pytest.raises(UserError) as caught, hub_errors("model", "org/name", None):
         raise ConnectionError
     assert str(caught.value) == CACHE.format("the hub cannot be reached", "ConnectionError")
 
@@ -76,7 +76,7 @@ def test_without_the_variable_the_network_is_to_blame(value, monkeypatch) -> Non
 @pytest.mark.parametrize("value", ["1", "true", "ON", "Yes"])
 def test_the_variable_may_be_written_as_the_hub_reads_it(value, monkeypatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    with pytest.raises(Refusal, match="HF_HUB_OFFLINE is set"), hub_errors("model", "x/y", None):
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"), hub_errors("model", "x/y", None):
         raise ConnectionError
 
 
@@ -88,14 +88,14 @@ def test_errors_of_the_program_pass_unchanged() -> None:
 def test_model_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> None:
     """No fake: huggingface_hub itself, with the HF_HUB_OFFLINE that every test runs under."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         download_model("org/name", None, with_code=False)
     assert str(caught.value) == CACHE.format(OFFLINE, "LocalEntryNotFoundError")
 
 
 def test_dataset_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         list(prepare_data.hub_rows("org/name", None, None))
     text = CACHE.replace("the model", "the dataset")
     assert str(caught.value) == text.format(OFFLINE, "ConnectionError")
@@ -103,7 +103,7 @@ def test_dataset_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> Non
 
 @pytest.mark.parametrize("source", ["org/na..me", "org/-name"])
 def test_id_that_the_hub_could_not_have_for_real(source) -> None:
-    with pytest.raises(Refusal, match="is no id that the hub could have: "):
+    with pytest.raises(UserError, match="is no id that the hub could have: "):
         download_model(source, None, with_code=False)
 
 
@@ -112,7 +112,8 @@ def downloads(tmp_path, monkeypatch):
     """What snapshot_download was asked for, in place of the download."""
     asked = []
 
-    def snapshot_download(source, revision, allow_patterns):
+    def snapshot_download(source, revision, allow_patterns, ignore_patterns):
+        assert ignore_patterns == ["consolidated*", "original/*"]
         asked.append((source, revision, allow_patterns))
         return str(tmp_path)
 

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from accelerate.commands.config import config_args
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 import launch
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
 PLAN = {"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2}
 LAUNCHES = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
@@ -49,7 +51,7 @@ def test_another_number_of_gpus_is_said_with_the_new_split(granted, devices, acc
 
 @pytest.mark.parametrize(("granted", "devices"), [(2, 1), (4, 2), (8, 7)])
 def test_more_gpus_than_are_visible_are_refused(granted, devices):
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(UserError) as error:
         launch.check_devices(granted, PLAN, devices)
     assert str(error.value) == (
         f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
@@ -61,12 +63,14 @@ def test_more_gpus_than_are_visible_are_refused(granted, devices):
 @pytest.mark.parametrize("devices", [0, 1, 4])
 def test_no_gpu_granted_is_refused(devices):
     """`snakemake --cores all` without --resources grants what the rule asks for; gpu=0 caps it."""
-    with pytest.raises(Refusal, match=r"no GPU was granted: run Snakemake with `--resources gpu=1"):
+    with pytest.raises(
+        UserError, match=r"no GPU was granted: run Snakemake with `--resources gpu=1"
+    ):
         launch.check_devices(0, PLAN, devices)
 
 
 def test_a_cap_that_does_not_divide_the_batch_is_refused_with_the_cures():
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(UserError) as error:
         launch.check_devices(3, PLAN, 3)
     assert str(error.value).startswith(
         "batch.global 16 is not a multiple of batch.micro 4 x 3 GPUs = 12. Set batch.global to 12 "
@@ -210,9 +214,9 @@ def run(tmp_path, monkeypatch):
     def run(code=0, gpus=2):
         seen = SimpleNamespace()
         monkeypatch.setattr(
-            subprocess, "run", lambda command, **rest: vars(seen).update(command=command, **rest)
-            or subprocess.CompletedProcess(command, code)
-        )  # fmt: skip
+            *(launch, "run_launcher"),
+            lambda command, env: vars(seen).update(command=command, env=env) or code,
+        )
         argv = ["launch.py", "--settings", json.dumps(SETTINGS), "--gpus", str(gpus)]
         argv += ["--threads", "6"] + [p for n, path in paths.items() for p in (f"--{n}", str(path))]
         monkeypatch.setattr(sys, "argv", argv)
@@ -242,7 +246,7 @@ def test_a_failed_training_is_a_failed_job(run):
 
 
 def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
-    with pytest.raises(Refusal, match="no GPU was granted"):
+    with pytest.raises(UserError, match="no GPU was granted"):
         run(gpus=0)
     assert not (tmp_path / "config").exists()
 
@@ -266,3 +270,20 @@ def test_training_speaks_to_the_terminal(tmp_path, monkeypatch):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == "2\n", done.stderr
     assert done.stderr.startswith("launch: ")
+
+
+def test_a_stop_ends_the_launcher_and_what_it_started(tmp_path):
+    """SIGTERM to the job, as SLURM and `kill` send it: no process outlives it."""
+    script = tmp_path / "stop.py"
+    child = "import time, pathlib; pathlib.Path('started').touch(); time.sleep(60)"
+    script.write_text(
+        "import os, sys, launch\n"
+        f"sys.exit(launch.run_launcher([sys.executable, '-c', {child!r}], dict(os.environ)))\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(launch.ROOT / "workflow" / "scripts")}
+    job = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=env)
+    while not (tmp_path / "started").exists():
+        assert job.poll() is None
+        time.sleep(0.05)
+    job.terminate()
+    assert job.wait(timeout=20) != 0

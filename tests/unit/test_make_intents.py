@@ -11,6 +11,7 @@ from hassil import Intents, recognize_best
 from home_assistant_intents import get_intents
 
 import make_intents
+from finetune.cli import UserError
 
 ROWS = 450
 
@@ -96,16 +97,17 @@ def test_more_rows_than_the_templates_give_are_refused(monkeypatch):
     # Six wordings: "cancel the timer", "stop my timer" and the like.
     monkeypatch.setattr(make_intents, "INTENTS", {"HassCancelTimer": "default"})
     assert len(make_intents.build_rows(6, seed=7)) == 6
-    with pytest.raises(SystemExit, match="only 6 of 7 rows"):
+    with pytest.raises(UserError, match="only 6 of 7 rows"):
         make_intents.build_rows(7, seed=7)
 
 
 def test_the_command_writes_the_same_rows_whatever_the_hash_seed(rows, tmp_path):
     output = tmp_path / "new" / "intents.jsonl"
     command = [sys.executable, make_intents.__file__, "--output", str(output)]
+    command += ["--rows", "450", "--seed", "7"]
     environment = os.environ | {"PYTHONHASHSEED": "1"}
     done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     assert [json.loads(line) for line in output.read_text("utf-8").splitlines()] == rows
     assert list(output.parent.iterdir()) == [output]
-    assert done.stdout.startswith("450 rows, 8 intents, ")
+    assert done.stdout.startswith("make_intents: 450 rows, 8 intents, ")
     assert done.stdout.count("\n") == 1

@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 import merge
 from finetune.chat import encode
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.collator import RowCollator, open_tokens
-from finetune.files import write_json
+from finetune.files import check_complete, write_json, write_manifest
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer
@@ -87,6 +87,7 @@ def adapted(request, base, tmp_path_factory):
 
 def run_merge(monkeypatch, folder, settings, trained, base, tokens):
     """The rule, in a folder: model/ and merge.json."""
+    write_manifest(trained)
     write_json(folder / "train.json", FACTS)
     paths = {
         "trained": trained,
@@ -210,7 +211,7 @@ def test_a_spoiled_merge_is_refused_and_leaves_nothing(base, tokens, tmp_path, m
         return model
 
     monkeypatch.setattr(LoraModel, "merge_and_unload", spoil)
-    with pytest.raises(Refusal, match=r"on held-out rows the merged model's loss is"):
+    with pytest.raises(UserError, match=r"on held-out rows the merged model's loss is"):
         run_merge(monkeypatch, tmp_path, LORA, tmp_path / "trained", base, tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.json", "trained"]
 
@@ -245,7 +246,7 @@ def test_drift_within_the_tolerance_passes(record):
     ],
 )
 def test_drift_over_the_tolerance_is_refused(record, text):
-    with pytest.raises(Refusal, match=text):
+    with pytest.raises(UserError, match=text):
         merge.check_drift(record, 0.1)
 
 
@@ -309,7 +310,7 @@ def test_incomplete_full_weights_are_refused_and_leave_nothing(
     trained, base, tokens, tmp_path, monkeypatch
 ):
     (trained / "model.safetensors").unlink()
-    with pytest.raises(Refusal, match=r"does not hold the whole model: model\..* is missing"):
+    with pytest.raises(UserError, match=r"does not hold the whole model: model\..* is missing"):
         run_merge(monkeypatch, tmp_path, FULL, trained, base, tokens)
     assert not (tmp_path / "model").exists()
     assert not (tmp_path / "merge.json").exists()
@@ -328,3 +329,13 @@ def test_held_out_rows_are_validation_rows_if_there_are_any(base, tmp_path, toke
     batch = merge.held_out(tmp_path, tokenizer)
     assert batch["row"].tolist() == [0, 1, 2]
     assert batch["attention_mask"][:, 0].tolist() == [1, 1, 1]
+
+
+def test_a_file_cut_short_is_found_before_anything_is_merged(trained):
+    write_manifest(trained)
+    check_complete(trained)
+    weights = trained / "model.safetensors"
+    whole = weights.stat().st_size
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match=f"is 100, not {whole} bytes as its manifest says"):
+        check_complete(trained)

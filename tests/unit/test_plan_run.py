@@ -8,7 +8,7 @@ import pytest
 from test_memory import llama_7b
 
 import plan_run
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.config import Run, complete_run
 from finetune.stages import plan_settings
 
@@ -22,7 +22,7 @@ def settings_of(**run: object) -> dict:
 
 
 def refused(function, *args: object) -> str:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         function(*args)
     return str(caught.value)
 
@@ -105,25 +105,25 @@ def test_quantization_settings_reach_the_formula() -> None:
         (
             15,
             {"method": "full", "gpus": 8},
-            "needs about 15.4 GB on each GPU, and there are 15.0 (gpu_memory_gb). The largest part "
+            "needs about 15.4 GB on each GPU, but each has 15.0 (gpu_memory_gb). The largest part "
             "is optimizer. Try: `launch: zero3-offload`, more gpus, `method: qlora`.",
         ),
         (
             80,
             {"method": "full", "launch": "ddp"},
-            "needs about 114.5 GB on each GPU, and there are 80.0 (gpu_memory_gb). The largest "
+            "needs about 114.5 GB on each GPU, but each has 80.0 (gpu_memory_gb). The largest "
             "part is optimizer. Try: `launch: zero3`, more gpus, `method: qlora`.",
         ),
         (
             12,
             {"method": "lora"},
-            "needs about 16.1 GB on each GPU, and there are 12.0 (gpu_memory_gb). The largest "
+            "needs about 16.1 GB on each GPU, but each has 12.0 (gpu_memory_gb). The largest "
             "part is weights. Try: `method: qlora`.",
         ),
         (
             8,
             {"batch": {"micro": 8}, "gradient_checkpointing": False},
-            "needs about 37.4 GB on each GPU, and there are 8.0 (gpu_memory_gb). The largest part "
+            "needs about 37.4 GB on each GPU, but each has 8.0 (gpu_memory_gb). The largest part "
             "is activations. Try: `gradient_checkpointing: true`, `batch: {micro: 1}` (the result "
             "stays the same), a shorter max_length.",
         ),
@@ -179,7 +179,7 @@ def test_memory_of_the_gpu_that_is_here(monkeypatch) -> None:
     assert plan_run.device_memory(settings_of()) == (141e9, "NVIDIA H200")
     assert plan_run.device_memory(settings_of(gpu_memory_gb=24)) == (24e9, "gpu_memory_gb")
     monkeypatch.setitem(sys.modules, "torch", fake_torch(4))
-    assert "and there are 4.0 (NVIDIA H200)" in refused(
+    assert "but each has 4.0 (NVIDIA H200)" in refused(
         plan_run.memory_plan, settings_of(), llama_7b(), 512
     )
 
@@ -246,6 +246,6 @@ def test_plan_of_a_run(plan, capsys) -> None:
     [(5, 9, {}), (100, 3000, {"gpu_memory_gb": 80}), (100, 9, {"gpu_memory_gb": 2})],
 )
 def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None:
-    with pytest.raises(Refusal):
+    with pytest.raises(UserError):
         plan(rows, longest, **keys)
     assert not (tmp_path / "plan.json").exists()

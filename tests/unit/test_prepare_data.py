@@ -10,7 +10,7 @@ import pytest
 from datasets.exceptions import DatasetNotFoundError
 
 import prepare_data
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.config import Dataset
 from finetune.splits import SPLITS, choose_split
 from finetune.stages import prepare_settings
@@ -53,7 +53,7 @@ def prepare(tmp_path, monkeypatch):
 
 
 def refused(prepare, *args, **keys) -> str:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         prepare(*args, **keys)
     return str(caught.value)
 
@@ -325,7 +325,7 @@ def test_group_may_be_named_anything(group, prepare, tmp_path) -> None:
 
 
 def test_many_rows_are_written_in_parts_and_in_order(prepare, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(prepare_data, "ROWS_A_WRITE", 7)
+    monkeypatch.setattr(prepare_data, "ROWS_PER_WRITE", 7)
     (tmp_path / "a.jsonl").write_text(jsonl(*map(pair, PROMPTS[:24])))
     _, rows = prepare("a.jsonl")
     assert [row["id"] for row in rows["train"]] == [f"a.jsonl:{n}" for n in range(1, 25)]

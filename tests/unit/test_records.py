@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.records import Reject, RowError, find_format, read_rows, to_messages
 
 NOT_UTF8 = "not UTF-8; convert the file, e.g. iconv -f latin1 -t utf-8"
@@ -25,7 +25,7 @@ def rows_of(folder, name: str, content: bytes | str) -> list:
 
 
 def refusal_of(folder, name: str, content: bytes | str) -> str:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         rows_of(folder, name, content)
     return str(caught.value).replace(f"{folder}/", "")
 
@@ -220,7 +220,7 @@ HINT = "Map yours under the dataset, e.g. `columns: {prompt: question, completio
     ],
 )
 def test_format_that_cannot_be_found(row, columns, text) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         find_format(row, "x.csv", columns)
     assert str(caught.value) == text
 

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
-from finetune.cli import Refusal
-from finetune.sources import is_local, local_inputs, locate_model
+from finetune.cli import UserError
+from finetune.config import Model
+from finetune.sources import is_local, locate_model, model_inputs
 
 
 @pytest.fixture
@@ -95,7 +96,7 @@ NO_MODEL = "has no config.json, so it is no Hugging Face model folder."
     ],
 )
 def test_local_model_that_is_none(source, text, here) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         locate_model(source)
     assert str(caught.value) == text.replace("HERE", str(here))
 
@@ -145,7 +146,7 @@ def test_model_inside_a_package(inner, package) -> None:
     ],
 )
 def test_package_without_that_model(source, text, package) -> None:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(UserError) as caught:
         locate_model(source)
     assert str(caught.value) == text
 
@@ -161,4 +162,13 @@ def test_package_without_that_model(source, text, package) -> None:
     ],
 )
 def test_files_whose_change_fetches_again(source, files, here) -> None:
-    assert local_inputs(source) == files
+    assert model_inputs(Model(source=source)) == files
+
+
+def test_a_chat_template_of_ones_own_is_an_input_and_hidden_files_are_none(here) -> None:
+    (here / "mine.jinja").write_text("{{ messages }}")
+    (here / "model" / ".cache").mkdir()
+    (here / "model" / ".cache" / "lock").write_text("")
+    model = Model(source="model", chat_template="mine.jinja")
+    assert model_inputs(model) == ["mine.jinja", "model/config.json", "model/notes.txt"]
+    assert model_inputs(Model(source="org/absent", chat_template="plain")) == []

@@ -9,7 +9,7 @@ import pytest
 import prepare_data
 import tokenize_data
 from finetune.chat import IGNORED, Example, encode
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.collator import open_tokens
 from finetune.tokenizer import load_tokenizer
 from project import tiny_tokenizer
@@ -101,7 +101,7 @@ def test_max_length_is_inclusive(run):
     _, lint = run(train=ROWS[:1])
     longest = lint["train"]["longest"]
     assert run(train=ROWS[:1], max_length=longest)[1]["train"]["rows"] == 1
-    with pytest.raises(Refusal, match=r"all 1 training rows are longer than max_length"):
+    with pytest.raises(UserError, match=r"all 1 training rows are longer than max_length"):
         run(train=ROWS[:1], max_length=longest - 1)
 
 
@@ -164,7 +164,7 @@ def test_processes_change_nothing(monkeypatch):
 
 
 def test_a_model_without_a_template_is_told_what_to_set(run):
-    with pytest.raises(Refusal, match=r"no chat template\. Set `chat_template: plain`"):
+    with pytest.raises(UserError, match=r"no chat template\. Set `chat_template: plain`"):
         run(template=False)
 
 

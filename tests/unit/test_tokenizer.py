@@ -6,7 +6,7 @@ from transformers import GenerationConfig, LlamaConfig, PythonBackend
 
 from fetch_model import add_stop_token
 from finetune.chat import IGNORED, encode
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.tokenizer import TEMPLATES, load_tokenizer, repair
 from project import tiny_tokenizer
 
@@ -99,7 +99,7 @@ def test_the_users_pad_token_wins(tokenizer, fix):
 
 def test_a_pad_token_outside_the_vocabulary_is_refused(tokenizer, fix):
     size = len(tokenizer)
-    with pytest.raises(Refusal, match="pad_token '<mine>' is not in the vocabulary"):
+    with pytest.raises(UserError, match="pad_token '<mine>' is not in the vocabulary"):
         fix(pad_token="<mine>")
     assert len(tokenizer) == size  # a token added here would have no row in the embedding
 
@@ -122,7 +122,7 @@ def test_chatml_by_name(tokenizer, fix):
 def test_chatml_needs_its_markers(tokenizer, fix):
     vocabulary = tokenizer.get_vocab()
     tokenizer.get_vocab = lambda: {k: v for k, v in vocabulary.items() if k != "<|im_end|>"}
-    with pytest.raises(Refusal, match=r"needs <\|im_end\|> in the vocabulary; use `plain`"):
+    with pytest.raises(UserError, match=r"needs <\|im_end\|> in the vocabulary; use `plain`"):
         fix(chat_template="chatml")
 
 
@@ -137,7 +137,7 @@ def test_a_template_file(tokenizer, fix, tmp_path):
 def test_a_template_that_is_no_name_and_no_file_is_refused(fix, tmp_path, monkeypatch, name):
     (tmp_path / "folder").mkdir()
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(UserError) as error:
         fix(chat_template=name)
     assert (
         str(error.value) == f"chat_template '{name}' is neither a file nor one of: chatml, plain."
@@ -193,7 +193,7 @@ def test_no_template_gets_no_bos(llama, fix):
 
 def test_no_eos_is_refused(tokenizer, fix):
     tokenizer.eos_token = None
-    with pytest.raises(Refusal, match="no EOS token, so a trained model could never stop"):
+    with pytest.raises(UserError, match="no EOS token, so a trained model could never stop"):
         fix()
 
 
@@ -216,7 +216,7 @@ class Slow(PythonBackend):
 
 
 def test_a_slow_tokenizer_is_refused():
-    with pytest.raises(Refusal, match="no fast version, which gives the offsets masks need"):
+    with pytest.raises(UserError, match="no fast version, which gives the offsets masks need"):
         repair(Slow(eos_token="</s>"), CONFIG, None, None)
 
 

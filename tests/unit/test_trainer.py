@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from finetune.chat import IGNORED
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.collator import RowCollator
 from finetune.modeling import load_for_training
 from finetune.scores import batch_scores
@@ -230,7 +230,7 @@ def test_validation_is_no_training_time(train, monkeypatch):
 
 
 def test_a_loss_that_is_no_number_stops_at_once_and_names_the_rows(train):
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(UserError) as error:
         train(broken=True, train_rows=rows(4))
     text = str(error.value)
     assert text.startswith("the loss is nan at step 1, rows ")

@@ -11,7 +11,7 @@ from transformers import (
     MixtralConfig,
 )
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 from finetune.weights import differences, expected_shapes, saved_shapes, verify
 from project import make_tiny_model
 
@@ -49,7 +49,7 @@ def change(folder, edit):
 
 
 def fault(folder):
-    with pytest.raises(Refusal) as error:
+    with pytest.raises(UserError) as error:
         verify(folder, *expected_shapes(folder, False))
     return str(error.value)
 

@@ -70,7 +70,7 @@ def test_too_big_for_the_gpu_is_refused_by_the_plan(copied: Path, tiny_model: Pa
     make_project(copied, tiny_model, runs={"tiny-full": {"gpu_memory_gb": 0.5, "seed": 9}})
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=copied)
     assert done.returncode == 1
-    assert "ERROR plan_run: needs about 0.8 GB on each GPU, and there are 0.5" in done.stdout
+    assert "ERROR plan_run: needs about 0.8 GB on each GPU, but each has 0.5" in done.stdout
     assert "Try: `gradient_checkpointing: true`, `launch: zero3-offload`, more gpus" in done.stdout
 
 

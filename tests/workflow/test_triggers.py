@@ -30,7 +30,7 @@ def test_nothing_changed(finished: Path) -> None:
     assert jobs_after(finished) == {}
 
 
-def test_a_touched_or_edited_script_runs_nothing(finished: Path) -> None:
+def test_a_newer_script_runs_nothing(finished: Path) -> None:
     for path in (ROOT / "workflow" / "scripts").rglob("*.py"):
         os.utime(path)
     assert jobs_after(finished) == {}

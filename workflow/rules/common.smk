@@ -13,13 +13,15 @@ sys.path.insert(0, str(SCRIPTS))
 
 from finetune import stages
 from finetune.config_errors import ConfigError, load_config
-from finetune.sources import is_local, local_inputs
+from finetune.sources import is_local, model_inputs
 from finetune.splits import SPLITS
 
 # Where scripts are is no parameter of a rule: moving the repository must not train again.
 # DeepSpeed is imported along with peft, and complains on the terminal when it has to look for a
 # device. Only training uses it, and launch.py sets the device there.
-shell.prefix(f"export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu; ")
+shell.prefix(
+    f"set -euo pipefail; export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu; "
+)
 
 try:
     CONFIG = load_config(config, workflow.configfiles)
@@ -48,14 +50,14 @@ def run_of(wildcards):
     return CONFIG.runs[wildcards.run]
 
 
-def of_run(pattern):
+def for_run(pattern):
     """An input function: the pattern with the run's model and dataset filled in."""
     return lambda wildcards: pattern.format(
         model=run_of(wildcards).model, dataset=run_of(wildcards).dataset
     )
 
 
-def settings(stage, *sections):
+def settings_of(stage, *sections):
     """A params function: the keys that `stage` uses, as JSON."""
     return lambda wildcards: json.dumps(
         stage(*(section(wildcards) for section in sections))
@@ -67,10 +69,8 @@ def trained_as_configured(wildcards):
     folder = Path("results", "runs", wildcards.run)
     if not Path(folder, "trained").is_dir() or not Path(folder, "train.json").exists():
         return False
-    now = settings(stages.train_settings, run_of, model_of)(wildcards)
-    return json.loads(Path(folder, "train.json").read_text())["settings"] == json.loads(
-        now
-    )
+    now = stages.train_settings(run_of(wildcards), model_of(wildcards))
+    return json.loads(Path(folder, "train.json").read_text())["settings"] == now
 
 
 def plan_settings(wildcards):

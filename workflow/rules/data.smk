@@ -7,8 +7,10 @@ tokenize_data  those two -> results/tokens/{dataset}/{model}/: an Arrow folder a
 """
 
 
+# On the submitting host: both may ask the hub, and compute nodes often have no network.
 localrules:
     fetch_model,
+    prepare_data,
 
 
 rule make_intents:
@@ -27,13 +29,12 @@ rule make_intents:
     message:
         "Making the example data set {output}"
     shell:
-        "python $SCRIPTS/make_intents.py --output {output} 2> {log}"
+        'python "$SCRIPTS"/make_intents.py --rows 450 --seed 7 --output {output} 2> {log}'
 
 
-# On the submitting host: compute nodes often have no network.
 rule fetch_model:
     input:
-        lambda w: local_inputs(CONFIG.models[w.model].source),
+        lambda w: model_inputs(model_of(w)),
     output:
         pretrained=directory("results/models/{model}/pretrained"),
         record="results/models/{model}/model.json",
@@ -48,17 +49,17 @@ rule fetch_model:
         mem_mb=8000,
         runtime=120,
     params:
-        settings=settings(stages.fetch_settings, model_of),
+        settings=settings_of(stages.fetch_settings, model_of),
     message:
         "Fetching model {wildcards.model}"
     shell:
-        "python $SCRIPTS/fetch_model.py --settings {params.settings:q}"
+        'python "$SCRIPTS"/fetch_model.py --settings {params.settings:q}'
         " --pretrained {output.pretrained} --record {output.record} 2> {log}"
 
 
 rule prepare_data:
     input:
-        lambda w: filter(is_local, CONFIG.datasets[w.dataset].source),
+        lambda w: filter(is_local, dataset_of(w).source),
     output:
         expand("results/data/{{dataset}}/{split}.parquet", split=SPLITS),
         rejects="results/data/{dataset}/rejects.jsonl",
@@ -74,12 +75,12 @@ rule prepare_data:
         mem_mb=4000,
         runtime=60,
     params:
-        settings=settings(stages.prepare_settings, dataset_of),
+        settings=settings_of(stages.prepare_settings, dataset_of),
         folder=subpath(output.stats, parent=True),
     message:
         "Preparing data set {wildcards.dataset}"
     shell:
-        "python $SCRIPTS/prepare_data.py --settings {params.settings:q}"
+        'python "$SCRIPTS"/prepare_data.py --settings {params.settings:q}'
         " --output {params.folder} 2> {log}"
 
 
@@ -102,12 +103,12 @@ rule tokenize_data:
         mem_mb=8000,
         runtime=120,
     params:
-        settings=settings(stages.tokenize_settings, dataset_of, model_of),
+        settings=settings_of(stages.tokenize_settings, dataset_of, model_of),
         data=subpath(input.stats, parent=True),
         folder=subpath(output.lint, parent=True),
     message:
         "Tokenizing {wildcards.dataset} for {wildcards.model}"
     shell:
-        "python $SCRIPTS/tokenize_data.py --settings {params.settings:q}"
+        'python "$SCRIPTS"/tokenize_data.py --settings {params.settings:q}'
         " --data {params.data} --model {input.model} --output {params.folder}"
         " --threads {threads} 2> {log}"

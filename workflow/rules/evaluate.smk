@@ -9,8 +9,8 @@ Both write metrics.json and predictions.jsonl, by the same script.
 rule evaluate_run:
     input:
         model="results/runs/{run}/model",
-        data=of_run("results/data/{dataset}/test.parquet"),
-        tokens=of_run("results/tokens/{dataset}/{model}/test"),
+        data=for_run("results/data/{dataset}/test.parquet"),
+        tokens=for_run("results/tokens/{dataset}/{model}/test"),
     output:
         metrics="results/runs/{run}/evaluation/metrics.json",
         predictions="results/runs/{run}/evaluation/predictions.jsonl",
@@ -26,11 +26,11 @@ rule evaluate_run:
         mem_mb=32000,
         runtime=240,
     params:
-        settings=settings(stages.evaluate_settings, dataset_of, model_of),
+        settings=settings_of(stages.evaluate_settings, dataset_of, model_of),
     message:
         "Evaluating {wildcards.run}"
     shell:
-        "python $SCRIPTS/evaluate_model.py --settings {params.settings:q}"
+        'python "$SCRIPTS"/evaluate_model.py --settings {params.settings:q}'
         " --model {input.model} --data {input.data} --tokens {input.tokens}"
         " --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
 

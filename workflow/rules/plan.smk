@@ -6,8 +6,8 @@ plan_run  model.json + lint.json -> results/runs/{run}/plan.json: batch split, m
 
 rule plan_run:
     input:
-        model=of_run("results/models/{model}/model.json"),
-        lint=of_run("results/tokens/{dataset}/{model}/lint.json"),
+        model=for_run("results/models/{model}/model.json"),
+        lint=for_run("results/tokens/{dataset}/{model}/lint.json"),
     output:
         "results/runs/{run}/plan.json",
     log:
@@ -25,5 +25,5 @@ rule plan_run:
     message:
         "Planning run {wildcards.run}"
     shell:
-        "python $SCRIPTS/plan_run.py --settings {params.settings:q}"
+        'python "$SCRIPTS"/plan_run.py --settings {params.settings:q}'
         " --model {input.model} --lint {input.lint} --output {output} 2> {log}"

@@ -5,7 +5,7 @@ compare  all evaluations and training records -> results/report/: table and figu
 """
 
 BASELINES = stages.baselines(CONFIG)
-RUN_FILES = ["train.json", "metrics.jsonl", "merge.json", "evaluation/metrics.json"]
+RUN_FILES = ["train.json", "metrics.jsonl", "evaluation/metrics.json"]
 
 
 rule compare:
@@ -47,5 +47,5 @@ rule compare:
     message:
         "Comparing all runs"
     shell:
-        "python $SCRIPTS/compare.py {params.runs} {params.baselines}"
+        'python "$SCRIPTS"/compare.py {params.runs} {params.baselines}'
         " --output results/report 2> {log}"

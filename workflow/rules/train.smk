@@ -11,8 +11,8 @@ merge  trained/ + base -> results/runs/{run}/model/ (16 bit, ready to serve), me
 rule train:
     input:
         plan=plan_of,
-        model=of_run("results/models/{model}/pretrained"),
-        tokens=of_run("results/tokens/{dataset}/{model}/lint.json"),
+        model=for_run("results/models/{model}/pretrained"),
+        tokens=for_run("results/tokens/{dataset}/{model}/lint.json"),
     output:
         trained=directory("results/runs/{run}/trained"),
         metrics="results/runs/{run}/metrics.jsonl",
@@ -29,13 +29,13 @@ rule train:
         mem_mb=lambda w: 16000 * run_of(w).gpus,
         runtime=24 * 60,
     params:
-        settings=settings(stages.train_settings, run_of, model_of),
+        settings=settings_of(stages.train_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),
         frozen="results/runs/{run}/train.yaml",
     message:
         "Training {wildcards.run} on {resources.gpu} GPUs (CPU processes where there is none)"
     shell:
-        "python $SCRIPTS/launch.py --settings {params.settings:q} --config {params.frozen}"
+        'python "$SCRIPTS"/launch.py --settings {params.settings:q} --config {params.frozen}'
         " --gpus {resources.gpu} --threads {threads} --plan {input.plan}"
         " --model {input.model} --tokens {params.tokens} --output {output.trained}"
         " --metrics {output.metrics} --record {output.record} 2> {log}"
@@ -45,8 +45,8 @@ rule merge:
     input:
         trained="results/runs/{run}/trained",
         record="results/runs/{run}/train.json",
-        base=of_run("results/models/{model}/pretrained"),
-        tokens=of_run("results/tokens/{dataset}/{model}/lint.json"),
+        base=for_run("results/models/{model}/pretrained"),
+        tokens=for_run("results/tokens/{dataset}/{model}/lint.json"),
     output:
         model=directory("results/runs/{run}/model"),
         record="results/runs/{run}/merge.json",
@@ -62,11 +62,11 @@ rule merge:
         mem_mb=64000,
         runtime=120,
     params:
-        settings=settings(stages.merge_settings, run_of, model_of),
+        settings=settings_of(stages.merge_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),
     message:
         "Merging and verifying {wildcards.run}"
     shell:
-        "python $SCRIPTS/merge.py --settings {params.settings:q} --trained {input.trained}"
+        'python "$SCRIPTS"/merge.py --settings {params.settings:q} --trained {input.trained}'
         " --train-record {input.record} --base {input.base} --tokens {params.tokens}"
         " --output {output.model} --record {output.record} 2> {log}"

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.cli import Refusal, run_script, say
+from finetune.cli import UserError, run_script, say
 from finetune.files import read_json, write_aside
 from finetune.provenance import code_commit
 from finetune.summary import as_html, as_tsv, baseline_row, by_dataset, run_row
@@ -74,7 +74,7 @@ def named(text: str) -> tuple[str, Path]:
 def read_baseline(name: str, folder: Path, now: str | None) -> dict:
     model, _, dataset = name.partition("/")
     if not dataset:
-        raise Refusal(f"--baseline {name}:{folder} must start with MODEL/DATASET")
+        raise UserError(f"--baseline {name}:{folder} must start with MODEL/DATASET")
     return baseline_row(model, dataset, load(folder / "metrics.json", SCORES), now)
 
 
@@ -88,7 +88,7 @@ def load(path: Path, keys: tuple[str, ...]) -> dict:
     with readable(path):
         record = read_json(path)
     if missing := [key for key in keys if key not in record]:
-        raise Refusal(
+        raise UserError(
             f"{path} lacks {', '.join(missing)}: other code wrote it. "
             f"Have it made again: snakemake --force {path}"
         )
@@ -110,9 +110,9 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise Refusal(f"{path} is missing. Have it made: snakemake {path}") from None
+        raise UserError(f"{path} is missing. Have it made: snakemake {path}") from None
     except ValueError as error:  # not JSON, or not UTF-8
-        raise Refusal(
+        raise UserError(
             f"{path} is not JSON ({error}). Have it made again: snakemake --force {path}"
         ) from None
 

@@ -13,17 +13,18 @@ import os
 import time
 from pathlib import Path
 
-from finetune.cli import Refusal, run_script, say, settings
-from finetune.files import write_aside, write_json
+from finetune.cli import UserError, read_settings, run_script, say
+from finetune.files import check_complete, write_aside, write_json
 from finetune.leases import lease, visible_devices
+from finetune.provenance import code_commit
 
 METRICS = Path(__file__).resolve().parents[1] / "metrics"
-STARTED = time.monotonic()
+CODE = code_commit()  # before a later commit can be taken for the code that runs
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--data", required=True, type=Path, help="test.parquet")
     parser.add_argument("--tokens", required=True, type=Path, help="test/ of tokenize_data")
@@ -43,20 +44,21 @@ def evaluate_model(args: argparse.Namespace) -> None:
 
     from finetune.collator import open_tokens
     from finetune.modeling import load_for_inference
-    from finetune.provenance import code_commit, peak_memory
+    from finetune.provenance import peak_memory, process_seconds
     from finetune.tokenizer import load_tokenizer
 
+    check_complete(args.model)
     trust = args.settings["trust_remote_code"]
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     model = load_for_inference(args.model, trust, device=device)
     tokenizer = load_tokenizer(args.model, trust)
-    results = score(model, tokenizer, open_tokens(args.tokens), args.settings)
-    rows = test_rows(args.data, tokenizer, args.settings)
+    tokens = open_tokens(args.tokens)
+    results = score(model, tokenizer, tokens, args.settings)
+    rows = test_rows(args.data, set(tokens["id"]), tokenizer, args.settings)
     answers, speed = generate(model, tokenizer, rows, args.settings)
     results |= judge(answers, rows, args.settings["metrics"]) | speed
     write_predictions(args.predictions, rows, answers)
-    wall = time.monotonic() - STARTED
-    results |= {"peak_memory": peak_memory(), "wall_seconds": wall, "code": code_commit()}
+    results |= {"peak_memory": peak_memory(), "wall_seconds": process_seconds(), "code": CODE}
     write_json(args.metrics, results)
     say(f"evaluate_model: {args.model}: {summary(results)}")
 
@@ -69,7 +71,7 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     from finetune.scores import batch_scores
 
     if len(tokens) == 0:
-        raise Refusal("the test split is empty; give split.test a share under the dataset.")
+        raise UserError("the test split is empty; give split.test a share under the dataset.")
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
     collate, size = RowCollator(tokenizer), settings["batch_size"]
@@ -90,13 +92,16 @@ def load_metric(name: str):
     return evaluate.load(str(METRICS / name), experiment_id=f"{name}-{os.getpid()}")
 
 
-def test_rows(data: Path, tokenizer, settings: dict) -> list[dict]:
-    """id, rendered prompt and reference: the last assistant turn is what must be predicted."""
+def test_rows(data: Path, kept: set[str], tokenizer, settings: dict) -> list[dict]:
+    """id, rendered prompt and reference: the last assistant turn is what must be predicted.
+
+    `kept` are the ids within max_length: the rows that the loss is taken on, and no others.
+    """
     import pyarrow.parquet as pq
 
     from finetune.chat import render, with_system
 
-    rows = pq.read_table(data).slice(0, settings["rows"]).to_pylist()
+    rows = [row for row in pq.read_table(data).to_pylist() if row["id"] in kept]
     return [
         {
             "id": row["id"],
@@ -105,7 +110,7 @@ def test_rows(data: Path, tokenizer, settings: dict) -> list[dict]:
             ),
             "reference": row["messages"][-1]["content"],
         }
-        for row in rows
+        for row in rows[: settings["rows"]]
     ]
 
 

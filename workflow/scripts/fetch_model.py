@@ -12,11 +12,12 @@ import argparse
 import os
 from collections import Counter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from finetune.cli import Refusal, run_script, say, settings
+from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import complete_directory, digest_file, write_json
 from finetune.hub import download_model
-from finetune.sources import locate_model
+from finetune.sources import locate_model, visible_files
 
 WEIGHTS = (".safetensors", ".bin")
 ORIGIN = ("source", "revision", "trust_remote_code")
@@ -24,7 +25,7 @@ ORIGIN = ("source", "revision", "trust_remote_code")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--pretrained", required=True, type=Path)
     parser.add_argument("--record", required=True, type=Path)
     args = parser.parse_args()
@@ -70,11 +71,10 @@ def convert_gguf(file: Path, folder: Path) -> None:
 
 def link_files(source: Path, folder: Path) -> None:
     """Link what lies on this machine: weights are never copied."""
-    for path in source.rglob("*"):
-        if path.is_file() and not any(p.startswith(".") for p in path.relative_to(source).parts):
-            target = folder / path.relative_to(source)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(path.resolve())
+    for path in visible_files(source):
+        target = folder / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(path.resolve())
 
 
 def write_tokenizer(folder: Path, settings: dict) -> list[str]:
@@ -83,7 +83,7 @@ def write_tokenizer(folder: Path, settings: dict) -> list[str]:
 
     from finetune.tokenizer import load_tokenizer, repair
 
-    config = load_config(folder, settings["trust_remote_code"])
+    config = model_config(folder, settings["trust_remote_code"])
     tokenizer = load_tokenizer(folder, settings["trust_remote_code"])
     notes = repair(tokenizer, config, settings["pad_token"], settings["chat_template"])
     generation = GenerationConfig.from_model_config(config)
@@ -91,12 +91,13 @@ def write_tokenizer(folder: Path, settings: dict) -> list[str]:
         generation = GenerationConfig.from_pretrained(folder)
     generation.pad_token_id = tokenizer.pad_token_id
     notes += add_stop_token(generation, tokenizer)
-    for name in ("generation_config.json", "chat_template.jinja", "tokenizer_config.json"):
-        (folder / name).unlink(missing_ok=True)  # a link: saving must not write through it
-    for name in ("tokenizer.json", "special_tokens_map.json"):
-        (folder / name).unlink(missing_ok=True)
-    tokenizer.save_pretrained(folder)
-    generation.save_pretrained(folder)
+    with TemporaryDirectory(dir=folder.parent) as new:
+        tokenizer.save_pretrained(new)
+        generation.save_pretrained(new)
+        for path in visible_files(Path(new)):
+            target = folder / path.relative_to(new)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)  # replaces a link, where saving would write through it
     return notes
 
 
@@ -117,14 +118,14 @@ def add_stop_token(generation, tokenizer) -> list[str]:
     return [f"generation stops at {tokenizer.decode([last])!r} too"]
 
 
-def load_config(folder: Path, trust_remote_code: bool):
+def model_config(folder: Path, trust_remote_code: bool):
     """The model's config. Code that ships with a model runs only where the user said so."""
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
     raw, _ = PretrainedConfig.get_config_dict(folder)
     foreign = "auto_map" in raw and raw.get("model_type") not in CONFIG_MAPPING
     if foreign and not trust_remote_code:
-        raise Refusal(
+        raise UserError(
             "this model runs Python code of its own. Read it, then set "
             "`trust_remote_code: true` under the model if you trust it."
         )
@@ -139,7 +140,7 @@ def describe(folder: Path, settings: dict) -> dict:
     from finetune.tokenizer import load_tokenizer
 
     trust = settings["trust_remote_code"]
-    config = load_config(folder, trust)
+    config = model_config(folder, trust)
     tokenizer = load_tokenizer(folder, trust)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import yaml
 
 from finetune import cli
 from finetune.batch import split_batch
-from finetune.cli import Refusal, run_script, say, settings
+from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import read_json, write_aside
 from finetune.leases import lease, visible_devices
 
@@ -43,14 +44,14 @@ def main() -> None:
     print("launch:", " ".join(command), file=sys.stderr, flush=True)
     with lease(args.gpus, devices) as ids:
         env = environment(args.threads, args.gpus, ids)
-        code = subprocess.run(command, env=env, stdout=cli.terminal).returncode
+        code = run_launcher(command, env)
     if code != 0:
         sys.exit(1)
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--gpus", required=True, type=int, help="granted, one process each")
     parser.add_argument("--threads", required=True, type=int, help="CPU threads of the whole job")
     parser.add_argument("--config", required=True, type=Path, help="where settings are frozen")
@@ -62,7 +63,7 @@ def parse() -> argparse.Namespace:
 def check_devices(granted: int, plan: dict, devices: int) -> None:
     """More processes than GPUs would share one; fewer than planned is said aloud."""
     if 0 < devices < granted:
-        raise Refusal(
+        raise UserError(
             f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
             f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
             f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
@@ -74,6 +75,18 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
             f"accumulation {plan['accumulation']} -> {accumulation}, same batch of "
             f"{plan['global_batch']} rows"
         )
+
+
+def run_launcher(command: list[str], env: dict[str, str]) -> int:
+    """Run the launcher to its end, holding the lease for as long as a rank lives.
+
+    A stop goes to the launcher, which ends the ranks: they are in sessions of their own, and
+    no signal of a terminal or of SLURM reaches them otherwise.
+    """
+    process = subprocess.Popen(command, env=env, stdout=cli.terminal)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the launcher by itself
+    return process.wait()
 
 
 def accelerate_command(launch: str, processes: int) -> list[str]:

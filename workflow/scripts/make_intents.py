@@ -7,7 +7,6 @@ and labels them. Writes JSONL: `prompt` (the command), `completion` (the intent)
 
 import argparse
 import json
-import os
 import random
 import re
 from collections import deque
@@ -17,6 +16,9 @@ from hassil import Intents, Sentence, TextSlotList, check_required_context, pars
 from hassil.recognize import RecognizeResult, recognize_ranked
 from hassil.sample import sample_sentence
 from home_assistant_intents import get_intents
+
+from finetune.cli import UserError, run_script, say
+from finetune.files import write_aside
 
 # The blocks of sentences used, by the package's own name for the slots that they fill.
 # Left out: clumsy combinations, and near copies of a block for another kind of place.
@@ -155,7 +157,7 @@ def build_rows(count: int, seed: int) -> list[dict]:
     for index, intent in enumerate(INTENTS):
         rows += rows_of(intent, (count + index) // len(INTENTS), intents, rng)
     if len(rows) < count:
-        raise SystemExit(f"error: only {len(rows)} of {count} rows can be made: ask for fewer")
+        raise UserError(f"only {len(rows)} of {count} rows can be made: ask for fewer")
     rng.shuffle(rows)
     return rows
 
@@ -164,17 +166,15 @@ def main() -> None:
     """Write the rows aside, rename the file, and print what it holds."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=450)
-    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
     args = parser.parse_args()
     rows = build_rows(args.rows, args.seed)
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    aside = args.output.with_name(args.output.name + ".part")
-    aside.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
-    os.replace(aside, args.output)
+    with write_aside(args.output) as aside:
+        aside.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
     templates = {row["template"] for row in rows}
-    print(f"{len(rows)} rows, {len(INTENTS)} intents, {len(templates)} templates")
+    say(f"make_intents: {len(rows)} rows, {len(INTENTS)} intents, {len(templates)} templates")
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

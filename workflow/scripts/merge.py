@@ -18,9 +18,9 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from finetune.chat import IGNORED
-from finetune.cli import Refusal, run_script, say, settings
+from finetune.cli import UserError, read_settings, run_script, say
 from finetune.collator import RowCollator, open_tokens
-from finetune.files import complete_directory, read_json, write_json
+from finetune.files import check_complete, complete_directory, read_json, write_json
 from finetune.model_card import model_card
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
@@ -32,7 +32,7 @@ CHECKED_ROWS = 16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--trained", required=True, type=Path)
     parser.add_argument("--train-record", required=True, type=Path, help="train.json")
     parser.add_argument("--base", required=True, type=Path, help="pretrained/ of fetch_model")
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--record", required=True, type=Path, help="merge.json")
     args = parser.parse_args()
 
+    check_complete(args.trained)
     trust = args.settings["trust_remote_code"]
     facts = read_json(args.train_record)
     shapes, tied = expected_shapes(args.base, trust)
@@ -137,14 +138,14 @@ def check_drift(record: dict, tolerance: float) -> None:
     """A merged model that is worse than what was trained must not be served."""
     trained, merged = record["loss_trained"], record["loss_merged"][record["base"]]
     if not merged <= trained * (1 + tolerance):  # a NaN is worse too
-        raise Refusal(
+        raise UserError(
             f"on held-out rows the merged model's loss is {merged:.4f}, the trained one's "
             f"{trained:.4f}: more than {tolerance:.0%} worse. Serve the adapter in trained/ on its "
             "base instead, train with `method: lora`, or raise merge.tolerance."
         )
     change, largest = record["max_logit_difference"], record["max_logit"]
     if not change <= tolerance * largest:
-        raise Refusal(
+        raise UserError(
             f"merging moved a logit by {change:.2f}, where the largest is {largest:.2f}: more "
             f"than {tolerance:.0%}. The merge went wrong; serve the adapter on its base instead."
         )

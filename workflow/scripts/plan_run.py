@@ -11,9 +11,9 @@ import math
 from pathlib import Path
 
 from finetune.batch import split_batch
-from finetune.cli import Refusal, run_script, say, settings
+from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import read_json, write_json
-from finetune.memory import Shapes, training_memory
+from finetune.memory import ModelShapes, training_memory
 
 GB = 1e9
 LARGE = 14e9
@@ -22,7 +22,7 @@ LARGE = 14e9
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--model", required=True, type=Path, help="model.json")
     parser.add_argument("--lint", required=True, type=Path, help="lint.json")
     parser.add_argument("--output", required=True, type=Path, help="plan.json")
@@ -33,7 +33,7 @@ def main() -> None:
     plan["learning_rate"] = learning_rate(args.settings, model["parameters"])
     plan["memory"] = memory_plan(args.settings, model, lint["train"]["longest"])
     plan["settings"] = args.settings
-    check_context(model, lint["train"]["longest"])
+    check_context(model, max(split["longest"] for split in lint.values()))
     write_json(args.output, plan)
     say("plan_run: " + summary(plan))
 
@@ -42,7 +42,7 @@ def batch_plan(settings: dict, rows: int) -> dict:
     """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
     size, micro = settings["batch"]["global"], settings["batch"]["micro"]
     if rows < size:
-        raise Refusal(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
+        raise UserError(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
     steps_per_epoch = rows // size
     length = steps_per_epoch * (settings["epochs"] or 1)
     # 100 steps x 0.07 epochs is 7.000000000000001 as a float, and 7 to people
@@ -68,10 +68,10 @@ def learning_rate(settings: dict, parameters: int) -> float:
 
 
 def memory_plan(settings: dict, model: dict, longest: int) -> dict:
-    """Predicted bytes by part against what a GPU has. Raises Refusal when it cannot fit."""
+    """Predicted bytes by part against what a GPU has. Raises UserError when it cannot fit."""
     lora = settings.get("lora", {"rank": 0, "target_modules": []})
     parts = training_memory(
-        Shapes.of(model, lora["rank"], lora["target_modules"]),
+        ModelShapes.of(model, lora["rank"], lora["target_modules"]),
         method=settings["method"],
         launch=settings["launch"],
         gpus=settings["gpus"],
@@ -82,8 +82,8 @@ def memory_plan(settings: dict, model: dict, longest: int) -> dict:
     )
     total, (available, seen) = sum(parts.values()), device_memory(settings)
     if available is not None and total > available:
-        raise Refusal(
-            f"needs about {total / GB:.1f} GB on each GPU, and there are {available / GB:.1f} "
+        raise UserError(
+            f"needs about {total / GB:.1f} GB on each GPU, but each has {available / GB:.1f} "
             f"({seen}). {cheaper(settings, parts)}"
         )
     return {"parts": parts, "total": total, "available": available, "device": seen}
@@ -113,6 +113,8 @@ def cheaper(settings: dict, parts: dict[str, int]) -> str:
         advice += more.get(settings["launch"], ["`launch: zero3`"])
         advice += ["more gpus", "`method: qlora`"]
     if settings["method"] == "lora":
+        if settings["gpus"] > 1 and not settings["launch"].startswith("zero3"):
+            advice.append("`launch: zero3`")
         advice.append("`method: qlora`")
     largest = max(parts, key=parts.get)
     if largest in ("activations", "logits") or not advice:
@@ -122,7 +124,7 @@ def cheaper(settings: dict, parts: dict[str, int]) -> str:
 
 def check_context(model: dict, longest: int) -> None:
     if model["context"] is not None and longest > model["context"]:
-        raise Refusal(
+        raise UserError(
             f"the longest row has {longest} tokens, but the model's context is "
             f"{model['context']}; set max_length under the dataset to at most that."
         )

@@ -2,7 +2,7 @@
 
 Reads JSONL, CSV, Parquet or a hub dataset. Writes one parquet file a split (`id`,
 `messages`), `rejects.jsonl` with the place and reason of every row left out, and `stats.json`
-with counts and the digests of what was read.
+with counts and the digests of local files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from finetune.cli import Refusal, run_script, say, settings
+from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import digest_file, write_aside, write_json
 from finetune.hub import hub_errors
 from finetune.records import Reject, RowError, find_format, read_rows, to_messages
@@ -27,17 +27,18 @@ from finetune.splits import SPLITS, choose_split
 
 TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
 SCHEMA = pa.schema([("id", pa.string()), ("messages", pa.list_(TURN))])
-ROWS_A_WRITE = 10_000
+ROWS_PER_WRITE = 10_000
+OUTPUTS = (*(f"{split}.parquet" for split in SPLITS), "rejects.jsonl")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--output", required=True, type=Path, help="folder")
     args = parser.parse_args()
 
     with ExitStack() as stack:
-        aside = {name: stack.enter_context(write_aside(args.output / name)) for name in NAMES}
+        aside = {name: stack.enter_context(write_aside(args.output / name)) for name in OUTPUTS}
         counts = write_splits(args.settings, aside)
     digests = {s: digest_file(s) for s in args.settings["source"] if is_local(s)}
     stats = {**counts, "sources": digests, "settings": args.settings}
@@ -45,9 +46,6 @@ def main() -> None:
     rows = ", ".join(f"{counts['rows'][split]} {split}" for split in SPLITS)
     left_out = f"{counts['duplicates']} duplicates, {sum(counts['rejected'].values())} rejected"
     say(f"prepare_data: {rows} rows; left out: {left_out}")
-
-
-NAMES = (*(f"{split}.parquet" for split in SPLITS), "rejects.jsonl")
 
 
 def write_splits(settings: dict, aside: dict[str, Path]) -> dict:
@@ -93,7 +91,7 @@ class SplitWriter:
 
     def add(self, row: dict) -> None:
         self.rows.append({"id": row["id"], "messages": row["messages"]})
-        if len(self.rows) == ROWS_A_WRITE:
+        if len(self.rows) == ROWS_PER_WRITE:
             self.flush()
 
     def flush(self) -> None:
@@ -103,13 +101,14 @@ class SplitWriter:
 
 def canonical_rows(settings: dict) -> Iterator[dict | Reject]:
     """Rows with id, messages, key (their text) and split."""
-    format, columns, split = settings["format"], settings["columns"], settings["split"]
+    columns, split, formats = settings["columns"], settings["split"], {}
     for source, open_splits, number, row in raw_rows(settings):
         try:
             if isinstance(row, RowError):
                 raise row
-            format = format or find_format(row, source, columns)
-            messages = to_messages(row, format, columns)
+            if source not in formats:
+                formats[source] = settings["format"] or find_format(row, source, columns)
+            messages = to_messages(row, formats[source], columns)
             key = json.dumps(messages, sort_keys=True, ensure_ascii=False)
             group = group_of(row, split["group"], f"{source}:{number}") or key
         except RowError as error:
@@ -125,7 +124,7 @@ def group_of(row: dict, column: str | None, place: str) -> str | None:
     if column is None:
         return None
     if column not in row:
-        raise Refusal(f"{place}: split.group names {column!r}, but columns are {', '.join(row)}")
+        raise UserError(f"{place}: split.group names {column!r}, but columns are {', '.join(row)}")
     return f"group {row[column]}"
 
 
@@ -153,10 +152,12 @@ def hub_rows(
         try:
             loaded = load_dataset(source, subset, revision=revision)
         except DatasetNotFoundError as error:
-            raise Refusal(f"the hub has no dataset {source!r} that you may read: {error}") from None
+            raise UserError(
+                f"the hub has no dataset {source!r} that you may read: {error}"
+            ) from None
     given = [split for split in SPLITS if split in loaded]
     if "train" not in given:
-        raise Refusal(f"{source} has no train split, only: {', '.join(loaded)}")
+        raise UserError(f"{source} has no train split, only: {', '.join(loaded)}")
     missing = tuple(split for split in SPLITS if split == "train" or split not in given)
     if others := [split for split in loaded if split not in SPLITS]:
         say(f"prepare_data: {source} has other splits, which are left out: {', '.join(others)}")
@@ -171,7 +172,7 @@ def check_rejects(limit: float, good: int, rejected: Counter, examples: dict[str
     if bad == 0 or bad <= limit * (good + bad):
         return
     common = "; ".join(f"{n} x {r} (e.g. {examples[r]})" for r, n in rejected.most_common(3))
-    raise Refusal(
+    raise UserError(
         f"{bad} of {good + bad} rows cannot be used, more than max_rejects {limit:.2%} allows: "
         f"{common}. Mend them, or raise max_rejects under the dataset to leave them out."
     )
@@ -182,7 +183,7 @@ def check_splits(split: dict, rows: Counter) -> None:
     for name in SPLITS:
         if rows[name] == 0 and split.get(name, 1) > 0:
             cure = f"or a larger share ({name}: 0 if you want none)"
-            raise Refusal(
+            raise UserError(
                 f"the {name} split is empty ({rows.total()} rows in all). Give more rows, another "
                 f"split.seed, {cure if name in split else 'or smaller shares to the others'}."
             )

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from finetune.chat import IGNORED, encode, end_tokens, with_system
-from finetune.cli import Refusal, run_script, say, settings
+from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import complete_directory, write_json
 from finetune.splits import SPLITS
 from finetune.tokenizer import load_tokenizer
@@ -28,7 +28,7 @@ ROWS_WORTH_A_PROCESS = 2_000
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=settings)
+    parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--data", required=True, type=Path, help="folder of prepare_data")
     parser.add_argument("--model", required=True, type=Path, help="pretrained/ of fetch_model")
     parser.add_argument("--output", required=True, type=Path, help="folder")
@@ -37,7 +37,7 @@ def main() -> None:
 
     tokenizer = load_tokenizer(args.model, args.settings["trust_remote_code"])
     if tokenizer.chat_template is None:
-        raise Refusal(
+        raise UserError(
             "this model has no chat template. Set `chat_template: plain` under the model (a base "
             "model: text, newline, answer), or `chatml`, or a Jinja file of your own."
         )
@@ -138,7 +138,7 @@ def report(lint: dict) -> None:
     """Say what was kept; refuse a training split that cannot teach."""
     train = lint["train"]
     if train["rows"] == 0:
-        raise Refusal(
+        raise UserError(
             f"all {train['too_long']} training rows are longer than max_length; raise it under "
             "the dataset."
         )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
-import time
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,12 +31,11 @@ from finetune.guards import (
 )
 from finetune.modeling import compute_dtype, load_for_training
 from finetune.progress import Progress
-from finetune.provenance import code_commit, package_versions, peak_memory
+from finetune.provenance import code_commit, package_versions, peak_memory, process_seconds
 from finetune.tokenizer import load_tokenizer
 from finetune.trainer import FinetuneTrainer
 
-STARTED = time.monotonic()
-SPLITS = ("train", "validation")
+CODE = code_commit()  # before a later commit can be taken for the code that runs
 
 
 def main() -> None:
@@ -48,7 +47,8 @@ def main() -> None:
     set_seed(settings["seed"])
     model = load_for_training(args.model, settings, training_args.local_process_index)
     trainer = build_trainer(model, training_args, settings, args)
-    trainer.add_callback(placement := PlacementGuard(args.world_size))
+    check_world_size(trainer.accelerator.num_processes, args.world_size)
+    trainer.add_callback(placement := PlacementGuard())
     trainer.add_callback(gradients := GradientGuard(model))
     trainer.train()
     save(trainer, args.output)
@@ -92,7 +92,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
     every, validation = settings["validate_every"], open_tokens(args.tokens / "validation")
     return TrainingArguments(
         output_dir=str(args.output.parent / "checkpoints"),
-        use_cpu=not torch.cuda.is_available(),  # bf16 without a GPU needs it said
+        use_cpu=not torch.cuda.is_available(),  # else bf16 on a CPU is refused
         bf16=dtype is torch.bfloat16,
         fp16=dtype is torch.float16,
         per_device_train_batch_size=plan["micro_batch"],
@@ -149,9 +149,12 @@ def save(trainer: FinetuneTrainer, output: Path) -> None:
     if not trainer.is_deepspeed_enabled and isinstance(trainer.model, PreTrainedModel):
         trainer.model.to(compute_dtype())  # full fine-tuning under DDP holds fp32 weights
     aside = output.with_name(f".{output.name}.partial")
+    if trainer.is_world_process_zero():
+        shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed while it saved
+    trainer.accelerator.wait_for_everyone()
     trainer.save_model(str(aside))
     if trainer.is_world_process_zero():
-        (aside / "training_args.bin").unlink()  # a pickle that train.json says better
+        (aside / "training_args.bin").unlink()  # a pickle; train.json holds the same
         publish(aside, output)
     trainer.accelerator.wait_for_everyone()
 
@@ -173,7 +176,7 @@ def run_facts(trainer: FinetuneTrainer, plan: dict, peaks: list[dict]) -> dict:
         "tokens_per_second": trainer.total_tokens / trainer.training_seconds,
         "peak_memory": {kind: max(p[kind] for p in peaks) for kind in peaks[0]},
         "predicted_memory": plan["memory"]["total"],
-        "wall_seconds": time.monotonic() - STARTED,
+        "wall_seconds": process_seconds(),
     }
 
 
@@ -186,11 +189,13 @@ def provenance(settings: dict, args: argparse.Namespace) -> dict:
         "dataset_name": settings["dataset"],
         "settings": settings,
         "settings_digest": digest_json(settings),
-        "data_digests": {split: digest_tokens(args.tokens / split) for split in SPLITS},
+        "data_digests": {
+            split: digest_tokens(args.tokens / split) for split in ("train", "validation")
+        },
         "model": {key: model[key] for key in ("source", "commit", "parameters")},
         "model_digest": digest_json(model["files"]),
         "versions": package_versions(),
-        "code": code_commit(),
+        "code": CODE,
     }
 
 

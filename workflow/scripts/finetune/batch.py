@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
 
 def split_batch(global_batch: int, micro: int, world_size: int) -> int:
     """Gradient accumulation steps with which micro x steps x world size = global batch.
 
-    Raises Refusal, naming values that would divide, when no whole number does.
+    Raises UserError, naming values that would divide, when no whole number does.
     """
     if world_size < 1:
-        raise Refusal("no GPU was granted: run Snakemake with `--resources gpu=1` or more")
+        raise UserError("no GPU was granted: run Snakemake with `--resources gpu=1` or more")
     steps, remainder = divmod(global_batch, micro * world_size)
     if remainder == 0:
         return steps
-    raise Refusal(
+    raise UserError(
         f"batch.global {global_batch} is not a multiple of "
-        f"batch.micro {micro} x {world_size} GPUs = {micro * world_size}. {cures(**locals())}"
+        f"batch.micro {micro} x {world_size} GPUs = {micro * world_size}. "
+        + cures(global_batch, micro, world_size)
     )
 
 
-def cures(global_batch: int, micro: int, world_size: int, **_: int) -> str:
+def cures(global_batch: int, micro: int, world_size: int) -> str:
     """The nearest settings that divide."""
     unit = micro * world_size
     near = sorted({max(unit, global_batch // unit * unit), (global_batch // unit + 1) * unit})

@@ -14,7 +14,7 @@ from itertools import pairwise
 from jinja2 import TemplateError as JinjaError
 from transformers import PreTrainedTokenizerBase
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
 IGNORED = -100
 """Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
@@ -23,7 +23,7 @@ Messages = list[dict[str, str]]
 Span = tuple[int, int]
 
 
-class TemplateError(Refusal):
+class TemplateError(UserError):
     """This tokenizer's chat template cannot be used for training."""
 
 

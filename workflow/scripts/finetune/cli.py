@@ -15,7 +15,7 @@ terminal: TextIO | None = None
 """Where `say` speaks, while a script runs."""
 
 
-class Refusal(ValueError):  # noqa: N818 - it is no fault of the program
+class UserError(ValueError):
     """Something the user can mend. Its text says what is wrong, where, and what to do."""
 
 
@@ -31,7 +31,7 @@ def run_script(main: Callable[[], None]) -> None:
     os.dup2(2, 1)
     try:
         main()
-    except Refusal as error:
+    except UserError as error:
         fail(name, str(error))
     except Exception as error:
         traceback.print_exc()
@@ -48,7 +48,7 @@ def is_disk_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
-def settings(text: str) -> dict:
+def read_settings(text: str) -> dict:
     """The config keys a stage uses: JSON text, as the rule passes it, or a JSON file."""
     return json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())
 

@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from finetune.batch import split_batch
+
 Method = Literal["qlora", "lora", "full"]
 Launch = Literal["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
 
@@ -97,7 +99,7 @@ class Model(Strict):
     pad_token: str | None = None
     """Default: the model's own, or a spare special token where that is missing or equals EOS."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
-    """Default: what transformers picks for the model."""
+    """In training. Default: eager on a CPU, else what transformers picks for the model."""
 
 
 class Split(Strict):
@@ -264,8 +266,6 @@ class Run(RunDefaults):
 
     @model_validator(mode="after")
     def check_batch(self) -> Run:
-        from finetune.batch import split_batch
-
         split_batch(self.batch.global_, self.batch.micro, self.gpus)
         return self
 
@@ -291,7 +291,7 @@ def merge(base: dict, over: dict) -> dict:
 def complete_run(defaults: dict, run: dict) -> dict:
     """Method's defaults, then the file's `defaults`, then the run's own keys."""
     chosen = merge(defaults, run)
-    method = chosen.get("method", "qlora")
+    method = chosen.get("method", RunDefaults.model_fields["method"].default)
     for key, other in (("steps", "epochs"), ("epochs", "steps")):
         if run.get(key) is not None and other not in run:
             chosen.pop(other, None)

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from finetune.cli import UserError
+
 MANIFEST = "manifest.json"
 
 
@@ -46,10 +48,26 @@ def complete_directory(path: str | Path) -> Iterator[Path]:
 
 def publish(aside: Path, path: Path) -> None:
     """Write the manifest last, then put the folder in its place."""
-    names = sorted(p.relative_to(aside) for p in aside.rglob("*") if p.is_file())
-    write_json(aside / MANIFEST, {str(name): (aside / name).stat().st_size for name in names})
+    write_manifest(aside)
     shutil.rmtree(path, ignore_errors=True)
     os.replace(aside, path)
+
+
+def write_manifest(folder: Path) -> None:
+    """Names and sizes of all files of a folder, in the folder."""
+    names = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
+    write_json(folder / MANIFEST, {str(name): (folder / name).stat().st_size for name in names})
+
+
+def check_complete(folder: Path) -> None:
+    """Raise UserError unless a folder holds every file that its manifest names, whole."""
+    for name, size in read_json(folder / MANIFEST).items():
+        found = (folder / name).stat().st_size if (folder / name).exists() else "missing"
+        if found != size:
+            raise UserError(
+                f"{folder / name} is {found}, not {size} bytes as its manifest says. Make the "
+                f"folder again: snakemake --force {folder}"
+            )
 
 
 def write_json(path: str | Path, content: Any) -> None:

@@ -8,14 +8,14 @@ import os
 import torch
 from transformers import TrainerCallback
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
 
 def refuse_data_parallel() -> None:
     """Several visible GPUs without a launcher become nn.DataParallel: slow, and it doubles
     the micro-batch of 4-bit models (transformers pull request 45407)."""
     if torch.cuda.device_count() > 1 and "WORLD_SIZE" not in os.environ:
-        raise Refusal(
+        raise UserError(
             f"{torch.cuda.device_count()} GPUs are visible and no launcher started this process. "
             "Run `snakemake`, or workflow/scripts/launch.py, or `accelerate launch`."
         )
@@ -24,34 +24,32 @@ def refuse_data_parallel() -> None:
 def check_world_size(found: int, expected: int) -> None:
     """A launcher that starts fewer processes than asked for trains another batch, silently."""
     if found != expected:
-        raise Refusal(
+        raise UserError(
             f"{found} processes train together, but {expected} were asked for. The launcher "
-            "started them apart; check config/accelerate/ and the accelerate version."
+            "started each alone; check config/accelerate/ and the accelerate version."
         )
 
 
 class PlacementGuard(TrainerCallback):
-    """Just before the first step: the world size, and where every parameter is."""
+    """Just before the first step: where every parameter is, and what is trained."""
 
-    def __init__(self, world_size: int) -> None:
-        self.world_size = world_size
+    def __init__(self) -> None:
         self.record: dict = {}
 
     def on_train_begin(self, args, state, control, model=None, **_: object) -> None:
-        check_world_size(args.world_size, self.world_size)
         self.record = placement_record(model, args.device)
 
 
 def placement_record(model: torch.nn.Module, device: torch.device) -> dict:
-    """Devices and trainable counts. Raises Refusal when a parameter is on another device.
+    """Devices and trainable counts. Raises UserError when a parameter is on another device.
 
     ZeRO-3 keeps only shards, possibly in host memory: it is recorded and not compared.
     """
     sharded = any(hasattr(p, "ds_numel") for p in model.parameters())
     devices = sorted({str(p.device) for p in model.parameters()})
-    here = {str(device), device.type if device.type == "cpu" else ""}
-    if not sharded and not set(devices) <= here:
-        raise Refusal(f"parameters are on {', '.join(devices)}, but this rank is {device}.")
+    here = "cpu" if device.type == "cpu" else str(device)
+    if not sharded and devices != [here]:
+        raise UserError(f"parameters are on {', '.join(devices)}, but this rank is {device}.")
     sizes = {n: getattr(p, "ds_numel", p.numel()) for n, p in model.named_parameters()}
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     return {
@@ -115,14 +113,14 @@ class GradientGuard(TrainerCallback):
         self.disarm()
         self.checks += 1
         if silent:
-            raise Refusal(
+            raise UserError(
                 f"{len(silent)} trainable tensors got no gradient (first: {silent[0]}). They would "
                 "stay as they are. Was a layer detached, or its output not used?"
             )
         if blocking:
-            raise Refusal(
-                f"{len(blocking)} 4-bit layers hand no gradient on (first: {blocking[0]}), so what "
-                "is before them would learn wrong things. Was their kernel repacked by an "
+            raise UserError(
+                f"{len(blocking)} 4-bit layers pass no gradient back (first: {blocking[0]}), so "
+                "what is before them would learn wrong things. Was their kernel repacked by an "
                 "evaluation? Update bitsandbytes, or use `method: lora`."
             )
 
@@ -135,7 +133,7 @@ class GradientGuard(TrainerCallback):
 def check_finite(value: float, what: str, step: int, rows: list[str]) -> None:
     """Stop at the first NaN or infinity: the weights after it are worthless."""
     if not math.isfinite(value):
-        raise Refusal(
+        raise UserError(
             f"{what} is {value} at step {step}, rows {', '.join(rows)}. Look at these rows, lower "
             "optimizer.learning_rate, or raise schedule.warmup."
         )

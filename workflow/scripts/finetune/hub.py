@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune.cli import Refusal, offline
+from finetune.cli import UserError, offline
 
 MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
+SECOND_COPIES = ["consolidated*", "original/*"]
+"""The same weights again, in the format of the model's authors."""
 
 
 def download_model(source: str, revision: str | None, with_code: bool) -> tuple[Path, str]:
@@ -16,39 +18,40 @@ def download_model(source: str, revision: str | None, with_code: bool) -> tuple[
     from huggingface_hub import snapshot_download
 
     files = MODEL_FILES + (["*.py"] if with_code else [])
+    wanted = {"revision": revision, "ignore_patterns": SECOND_COPIES}
     with hub_errors("model", source, revision):
-        folder = Path(snapshot_download(source, revision=revision, allow_patterns=files))
+        folder = Path(snapshot_download(source, allow_patterns=files, **wanted))
         if not any(folder.glob("*.safetensors")):
-            snapshot_download(source, revision=revision, allow_patterns=[*files, "*.bin"])
+            snapshot_download(source, allow_patterns=[*files, "*.bin"], **wanted)
     return folder, folder.name  # the cache names a snapshot after its commit
 
 
 @contextmanager
 def hub_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
-    """Turn the hub's exceptions into a Refusal that says what to do."""
+    """Turn the hub's exceptions into a UserError that says what to do."""
     from huggingface_hub import errors
 
     try:
         yield
     except errors.HFValidationError as error:
-        raise Refusal(f"{source!r} is no id that the hub could have: {error}") from None
+        raise UserError(f"{source!r} is no id that the hub could have: {error}") from None
     except errors.GatedRepoError:
-        raise Refusal(
+        raise UserError(
             f"{source} is gated. Accept its licence at https://huggingface.co/{source}, "
             "then run `hf auth login` on this machine."
         ) from None
     except errors.RevisionNotFoundError:
-        raise Refusal(f"the {kind} {source} has no revision {revision!r}.") from None
+        raise UserError(f"the {kind} {source} has no revision {revision!r}.") from None
     except errors.RepositoryNotFoundError:
-        raise Refusal(
+        raise UserError(
             f"the hub has no {kind} {source!r} that you may read. Check the spelling; for a "
             "private one run `hf auth login`; for a local folder write ./ before it."
         ) from None
     except errors.HfHubHTTPError as error:
-        raise Refusal(f"the hub refused the {kind} {source}: {error}") from None
+        raise UserError(f"the hub refused the {kind} {source}: {error}") from None
     except (errors.LocalEntryNotFoundError, ConnectionError) as error:
         why = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
-        raise Refusal(
+        raise UserError(
             f"the {kind} {source} is not in the Hugging Face cache, and {why} "
             f"({type(error).__name__}). Fetch it on a host with a network, or give a local "
             "path as `source`."

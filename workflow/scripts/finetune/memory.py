@@ -20,7 +20,7 @@ ALLOWANCE = 0.05
 
 
 @dataclass(frozen=True)
-class Shapes:
+class ModelShapes:
     """What the formulas need to know of a model."""
 
     parameters: int
@@ -34,7 +34,7 @@ class Shapes:
     vocab: int
 
     @classmethod
-    def of(cls, model: dict, rank: int, targets: str | list[str]) -> Shapes:
+    def of(cls, model: dict, rank: int, targets: str | list[str]) -> ModelShapes:
         """From model.json and the LoRA settings."""
         layers = model["linear_layers"]
         adapted = [x for x in layers if targets == "all-linear" or x["name"] in targets]
@@ -51,7 +51,7 @@ class Shapes:
 
 
 def training_memory(
-    shapes: Shapes,
+    shapes: ModelShapes,
     *,
     method: str,
     launch: str,
@@ -65,7 +65,7 @@ def training_memory(
     trainable = shapes.parameters if method == "full" else shapes.adapter
     parts = {
         "weights": weights(shapes, method, launch, gpus, double),
-        "gradients": gradients(trainable, launch, gpus),
+        "gradients": gradients(shapes, trainable, launch, gpus),
         "optimizer": optimizer(trainable, launch, gpus),
         "activations": activations(shapes, micro, length, checkpointing),
         # bf16 logits, their fp32 copy, and its gradient
@@ -76,7 +76,7 @@ def training_memory(
     return {**{k: round(v) for k, v in parts.items()}, "allowance": round(ALLOWANCE * total)}
 
 
-def weights(shapes: Shapes, method: str, launch: str, gpus: int, double: bool) -> float:
+def weights(shapes: ModelShapes, method: str, launch: str, gpus: int, double: bool) -> float:
     if method == "qlora":
         bits = NF4_DOUBLE_BITS if double else NF4_BITS
         return (
@@ -85,13 +85,17 @@ def weights(shapes: Shapes, method: str, launch: str, gpus: int, double: bool) -
     adapter = shapes.adapter * 4 if method == "lora" else 0
     if launch == "ddp":  # full: fp32 weights under autocast
         return shapes.parameters * (4 if method == "full" else 2) + adapter
-    shard = gpus if launch.startswith("zero3") else 1
-    return (shapes.parameters * 2 + adapter) / shard
+    whole = shapes.parameters * 2 + adapter
+    if launch == "zero3-offload":  # in host memory, but for one layer in use and one on its way
+        return min(whole / gpus, whole * 2 / shapes.layers)
+    return whole / (gpus if launch == "zero3" else 1)
 
 
-def gradients(trainable: int, launch: str, gpus: int) -> float:
+def gradients(shapes: ModelShapes, trainable: int, launch: str, gpus: int) -> float:
     if launch == "ddp":
         return trainable * 4
+    if launch == "zero3-offload":  # one layer's, on its way to host memory
+        return trainable * 2 / max(gpus, shapes.layers)
     return trainable * 2 / (1 if launch == "zero1" else gpus)
 
 
@@ -102,7 +106,7 @@ def optimizer(trainable: int, launch: str, gpus: int) -> float:
     return 0 if launch.endswith("offload") else trainable * 12 / gpus
 
 
-def activations(shapes: Shapes, micro: int, length: int, checkpointing: bool) -> float:
+def activations(shapes: ModelShapes, micro: int, length: int, checkpointing: bool) -> float:
     """16-bit activations kept for the backward pass."""
     tokens = micro * length
     layer = tokens * (34 * shapes.hidden + 5 * shapes.heads * length)

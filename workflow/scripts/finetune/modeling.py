@@ -58,16 +58,19 @@ def placement(settings: dict, local_rank: int) -> dict:
     if settings["method"] != "qlora":
         return {}
     device = local_rank if torch.cuda.is_available() else "cpu"
-    return {"device_map": {"": device}, "quantization_config": quantization(settings)}
+    return {
+        "device_map": {"": device},
+        "quantization_config": quantization(settings["quantization"]),
+    }
 
 
-def quantization(settings: dict):
+def quantization(section: dict):
     from transformers import BitsAndBytesConfig
 
     return BitsAndBytesConfig(
         load_in_4bit=True,
-        bnb_4bit_quant_type=settings["quantization"]["type"],
-        bnb_4bit_use_double_quant=settings["quantization"]["double"],
+        bnb_4bit_quant_type=section["type"],
+        bnb_4bit_use_double_quant=section["double"],
         bnb_4bit_compute_dtype=compute_dtype(),
     )
 
@@ -106,7 +109,7 @@ def load_for_inference(
     folder: Path, trust_remote_code: bool, quantized: dict | None = None, device: str = "cpu"
 ) -> PreTrainedModel:
     """A model to score or generate with, in 16 bit, or in 4 bit as QLoRA trained on it."""
-    config = {"quantization_config": quantization({"quantization": quantized})} if quantized else {}
+    config = {"quantization_config": quantization(quantized)} if quantized else {}
     model = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=compute_dtype() if device != "cpu" else torch.bfloat16,

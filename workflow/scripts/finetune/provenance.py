@@ -5,8 +5,11 @@ from __future__ import annotations
 import platform
 import resource
 import subprocess
+import time
 from importlib.metadata import version
 from pathlib import Path
+
+import psutil
 
 PACKAGES = (
     "torch",
@@ -34,6 +37,11 @@ def code_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
+
+
+def process_seconds() -> float:
+    """How long this process has run, its imports included."""
+    return time.time() - psutil.Process().create_time()
 
 
 def peak_memory() -> dict[str, int]:

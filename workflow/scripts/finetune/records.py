@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
 FORMATS = {"messages": ("messages",), "prompt-completion": ("prompt", "completion")}
 """The columns each format needs, by our names."""
@@ -42,7 +42,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict | RowError]]:
     """(line or row number from 1, row) of a JSONL, CSV or Parquet file."""
     readers = {".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}
     if path.suffix not in readers:
-        raise Refusal(f"{path}: cannot read {path.suffix!r} files; known: {', '.join(readers)}")
+        raise UserError(f"{path}: cannot read {path.suffix!r} files; known: {', '.join(readers)}")
     return readers[path.suffix](path)
 
 
@@ -86,7 +86,7 @@ def read_csv(path: Path) -> Iterator[tuple[int, dict | RowError]]:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield from csv_rows(path, csv.reader(file, strict=True))
     except UnicodeDecodeError:
-        raise Refusal(f"{path} is not UTF-8; convert it, e.g. iconv -f latin1 -t utf-8") from None
+        raise UserError(f"{path} is not UTF-8; convert it, e.g. iconv -f latin1 -t utf-8") from None
 
 
 def csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, dict | RowError]]:
@@ -95,7 +95,7 @@ def csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, dict | RowError]]:
     try:
         header = next(filter(None, reader), [])
         if len(set(header)) < len(header):
-            raise Refusal(f"{path}: a column appears twice in the header: {', '.join(header)}")
+            raise UserError(f"{path}: a column appears twice in the header: {', '.join(header)}")
         line = reader.line_num + 1
         for fields in reader:
             if len(fields) == len(header):
@@ -104,7 +104,7 @@ def csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, dict | RowError]]:
                 yield line, RowError("another number of fields than the header")
             line = reader.line_num + 1
     except csv.Error as error:
-        raise Refusal(f"{path}:{line}: not CSV: {error}") from None
+        raise UserError(f"{path}:{line}: not CSV: {error}") from None
 
 
 def read_parquet(path: Path) -> Iterator[tuple[int, dict | RowError]]:
@@ -114,7 +114,7 @@ def read_parquet(path: Path) -> Iterator[tuple[int, dict | RowError]]:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowInvalid as error:
-        raise Refusal(f"{path}: not Parquet: {error}") from None
+        raise UserError(f"{path}: not Parquet: {error}") from None
     number = 0
     for batch in file.iter_batches():
         for row in batch.to_pylist():
@@ -131,9 +131,9 @@ def find_format(row: dict, source: str, columns: dict[str, str]) -> str:
         return fitting[0]
     found = ", ".join(row)
     if fitting:
-        raise Refusal(f"{source} fits {' and '.join(fitting)} (columns: {found}); set `format`.")
+        raise UserError(f"{source} fits {' and '.join(fitting)} (columns: {found}); set `format`.")
     wanted = (" and ".join(f"`{columns.get(n, n)}`" for n in names) for names in FORMATS.values())
-    raise Refusal(
+    raise UserError(
         f"{source} has the columns: {found}. Needed: {', or '.join(wanted)}. "
         "Map yours under the dataset, e.g. `columns: {prompt: question, completion: answer}`."
     )

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
+
+if TYPE_CHECKING:
+    from finetune.config import Model
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
@@ -28,11 +32,11 @@ def locate_model(source: str) -> Path | None:
     else:
         return None
     if path.is_file() and path.suffix != ".gguf":
-        raise Refusal(f"{source} is a file. A model is a folder with a config.json, or a .gguf.")
+        raise UserError(f"{source} is a file. A model is a folder with a config.json, or a .gguf.")
     if path.is_dir() and not (path / "config.json").exists():
-        raise Refusal(f"{source} has no config.json, so it is no Hugging Face model folder.")
+        raise UserError(f"{source} has no config.json, so it is no Hugging Face model folder.")
     if not path.exists():
-        raise Refusal(
+        raise UserError(
             f"there is no file or folder {source} here ({Path.cwd()}). "
             "A hub model is written org/name, without a leading dot or slash."
         )
@@ -44,16 +48,24 @@ def inside_package(reference: str) -> Path:
     name, _, inner = reference.partition("/")
     spec = find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise Refusal(f"the Python package {name!r} is not installed: run `make install`.")
+        raise UserError(f"the Python package {name!r} is not installed: run `make install`.")
     path = Path(next(iter(spec.submodule_search_locations))) / inner
     if not path.exists():
-        raise Refusal(f"the Python package {name!r} has no file {inner!r}.")
+        raise UserError(f"the Python package {name!r} has no file {inner!r}.")
     return path
 
 
-def local_inputs(source: str) -> list[str]:
-    """Files of a model source whose change must fetch it again."""
-    if source.startswith("package:") or not is_local(source):
-        return []
-    folder = Path(source)
-    return sorted(map(str, folder.glob("*"))) if folder.is_dir() else [source]
+def model_inputs(model: Model) -> list[str]:
+    """Files on this machine whose change must fetch a model again."""
+    template = model.chat_template
+    files = [template] if template and Path(template).is_file() else []
+    if model.source.startswith("package:") or not is_local(model.source):
+        return files
+    path = Path(model.source)
+    return files + (sorted(map(str, visible_files(path))) if path.is_dir() else [model.source])
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """All files under a folder but hidden ones, such as the .cache/ of `hf download`."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return [p for p in files if not any(q.startswith(".") for q in p.relative_to(folder).parts)]

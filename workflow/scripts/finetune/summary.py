@@ -133,8 +133,9 @@ def code_cells(made_by: list[str | None], now: str | None) -> dict:
     if None in made_by:
         return {"code": "unknown", "code_note": ""}
     short = re.sub("[0-9a-f]{40}", lambda commit: commit[0][:7], made_by[0])
-    older = now is not None and any(commit != now for commit in made_by)
-    return {"code": short, "code_note": "older code" if older else ""}
+    # two commits marked -dirty can be the same and the code another
+    same = all(commit == now and not commit.endswith("-dirty") for commit in made_by)
+    return {"code": short, "code_note": "" if same or now is None else "older code"}
 
 
 def by_dataset(rows: list[dict]) -> dict[str, list[dict]]:

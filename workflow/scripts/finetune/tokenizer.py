@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
 SPARE_TOKENS = (
     "<pad>",
@@ -45,9 +45,9 @@ def repair(
 ) -> list[str]:
     """Make a tokenizer fit for training, in place. Returns a line for each change."""
     if tokenizer.eos_token is None:
-        raise Refusal("the tokenizer has no EOS token, so a trained model could never stop.")
+        raise UserError("the tokenizer has no EOS token, so a trained model could never stop.")
     if not tokenizer.is_fast:
-        raise Refusal("the tokenizer has no fast version, which gives the offsets masks need.")
+        raise UserError("the tokenizer has no fast version, which gives the offsets masks need.")
     notes = [
         set_pad_token(tokenizer, pad_token),
         set_length(tokenizer, config),
@@ -61,7 +61,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str
     """Padding that is not EOS: a model whose padding is EOS is masked wrong by other tools."""
     vocabulary = tokenizer.get_vocab()
     if wanted is not None and wanted not in vocabulary:
-        raise Refusal(f"pad_token {wanted!r} is not in the vocabulary of this model.")
+        raise UserError(f"pad_token {wanted!r} is not in the vocabulary of this model.")
     before = tokenizer.pad_token
     if wanted is None and before is not None and before != tokenizer.eos_token:
         return None
@@ -87,10 +87,10 @@ def set_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str 
     if text is None:
         if not Path(wanted).is_file():
             known = ", ".join(TEMPLATES)
-            raise Refusal(f"chat_template {wanted!r} is neither a file nor one of: {known}.")
+            raise UserError(f"chat_template {wanted!r} is neither a file nor one of: {known}.")
         text = Path(wanted).read_text(encoding="utf-8")
     if wanted == "chatml" and "<|im_end|>" not in tokenizer.get_vocab():
-        raise Refusal("chat_template chatml needs <|im_end|> in the vocabulary; use `plain`.")
+        raise UserError("chat_template chatml needs <|im_end|> in the vocabulary; use `plain`.")
     tokenizer.chat_template = text
     return f"chat template: {wanted}"
 

@@ -13,9 +13,6 @@ from finetune.chat import IGNORED
 from finetune.guards import check_finite
 from finetune.scores import batch_scores
 
-COUNTS = 2
-"""Counted on every rank: non-padding tokens, supervised tokens."""
-
 
 class LogLastStep(TrainerCallback):
     """Logs the last step, whatever `log_every` is: no token of the run goes uncounted."""
@@ -30,7 +27,8 @@ class FinetuneTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.add_callback(LogLastStep)
-        self.counts = torch.zeros(COUNTS, dtype=torch.float64, device=self.args.device)
+        # of this rank, since the last line: non-padding tokens, supervised tokens
+        self.counts = torch.zeros(2, dtype=torch.float64, device=self.args.device)
         self.total_tokens = 0
         self.training_seconds = 0.0
         self.since = time.monotonic()
@@ -64,6 +62,7 @@ class FinetuneTrainer(Trainer):
         started = time.monotonic()
         totals = self.score(self.get_eval_dataloader(eval_dataset)).tolist()
         nll, tokens, correct = totals
+        check_finite(nll / tokens, "the validation loss", self.state.global_step, ["of validation"])
         metrics = {f"{metric_key_prefix}_loss": nll / tokens}
         metrics[f"{metric_key_prefix}_token_accuracy"] = correct / tokens
         self.since += time.monotonic() - started  # validation is no training time

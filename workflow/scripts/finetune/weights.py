@@ -8,14 +8,14 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from finetune.cli import Refusal
+from finetune.cli import UserError
 
-Shapes = dict[str, tuple[int, ...]]
+TensorShapes = dict[str, tuple[int, ...]]
 
 
-def saved_shapes(folder: Path) -> Shapes:
+def saved_shapes(folder: Path) -> TensorShapes:
     """Names and shapes of all tensors in the safetensors files of a folder."""
-    shapes: Shapes = {}
+    shapes: TensorShapes = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors handle, no dict
@@ -23,7 +23,7 @@ def saved_shapes(folder: Path) -> Shapes:
     return shapes
 
 
-def expected_shapes(folder: Path, trust_remote_code: bool) -> tuple[Shapes, dict[str, str]]:
+def expected_shapes(folder: Path, trust_remote_code: bool) -> tuple[TensorShapes, dict[str, str]]:
     """What the architecture of a model folder has, and the tied pairs of which one is enough.
 
     Names are those of the files. In memory, transformers calls the head of GPT-NeoX otherwise
@@ -45,19 +45,19 @@ def expected_shapes(folder: Path, trust_remote_code: bool) -> tuple[Shapes, dict
     return {name: tuple(tensor.shape) for name, tensor in saved.items()}, tied
 
 
-def verify(folder: Path, expected: Shapes, tied: dict[str, str]) -> dict[str, int]:
-    """Raise Refusal unless every expected tensor is there, whole, and nothing else is."""
+def verify(folder: Path, expected: TensorShapes, tied: dict[str, str]) -> dict[str, int]:
+    """Raise UserError unless every expected tensor is there, whole, and nothing else is."""
     found = saved_shapes(folder)
     faults = list(differences(found, expected, tied))
     if faults:
-        raise Refusal(
+        raise UserError(
             f"{folder} does not hold the whole model: {'; '.join(faults[:3])} "
             f"({len(faults)} faults in all). Train again with `snakemake --forcerun train`."
         )
     return {"tensors": len(found), "parameters": sum(prod(shape) for shape in found.values())}
 
 
-def differences(found: Shapes, expected: Shapes, tied: dict[str, str]) -> Iterator[str]:
+def differences(found: TensorShapes, expected: TensorShapes, tied: dict[str, str]) -> Iterator[str]:
     """What is wrong, one text a tensor."""
     for name, shape in expected.items():
         if name not in found:
