@@ -55,6 +55,7 @@ def publish(aside: Path, path: Path) -> None:
 
 def write_manifest(folder: Path) -> None:
     """Names and sizes of all files of a folder, in the folder."""
+    (folder / MANIFEST).unlink(missing_ok=True)
     names = sorted(p.relative_to(folder) for p in folder.rglob("*") if p.is_file())
     write_json(folder / MANIFEST, {str(name): (folder / name).stat().st_size for name in names})
 
