@@ -18,11 +18,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 import merge
 from finetune.chat import encode
 from finetune.cli import UserError
-from finetune.collator import RowCollator, open_tokens
+from finetune.collator import RowCollator
 from finetune.files import check_complete, write_json, write_manifest
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer
+from finetune.tokens import open_tokens
 from project import make_tiny_model
 
 ADAPTERS = {"trust_remote_code": False, "merge": {"base": "best", "tolerance": 0.1}}

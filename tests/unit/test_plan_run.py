@@ -237,7 +237,7 @@ def test_plan_of_a_run(plan, capsys) -> None:
     }
     assert memory["total"] == sum(memory["parts"].values())
     assert capsys.readouterr().err == (
-        "plan_run: 24 steps of 8 rows = 2 x 2 x 2; 6.4 GB a GPU predicted\n"
+        "plan_run: 24 steps of 8 rows = 2 x 2 x 2; 6.4 GB per GPU predicted\n"
     )
 
 

@@ -16,8 +16,9 @@ from transformers import (
 )
 
 from finetune.chat import IGNORED
-from finetune.collator import RowCollator, digest_tokens, open_tokens
+from finetune.collator import RowCollator
 from finetune.scores import batch_scores, row_scores
+from finetune.tokens import digest_tokens, open_tokens
 from project import tiny_tokenizer
 
 VOCABULARY = 384

@@ -10,8 +10,8 @@ import prepare_data
 import tokenize_data
 from finetune.chat import IGNORED, Example, encode
 from finetune.cli import UserError
-from finetune.collator import open_tokens
 from finetune.tokenizer import load_tokenizer
+from finetune.tokens import open_tokens
 from project import tiny_tokenizer
 
 SETTINGS = {"system_prompt": None, "max_length": 60, "trust_remote_code": False}

@@ -2,8 +2,8 @@
 
 make_intents   installed packages -> results/examples/intents.jsonl (the default data set)
 fetch_model    hub, folder, GGUF or package -> results/models/{model}/: pretrained/, model.json
-prepare_data   source files or hub -> results/data/{dataset}/: a parquet file a split, rejects, stats
-tokenize_data  those two -> results/tokens/{dataset}/{model}/: an Arrow folder a split, lint.json
+prepare_data   source files or hub -> results/data/{dataset}/: parquet per split, rejects, stats
+tokenize_data  those two -> results/tokens/{dataset}/{model}/: Arrow folder per split, lint.json
 """
 
 

@@ -42,10 +42,10 @@ def evaluate_model(args: argparse.Namespace) -> None:
     """Score, generate, judge, write."""
     import torch
 
-    from finetune.collator import open_tokens
     from finetune.modeling import load_for_inference
     from finetune.provenance import peak_memory, process_seconds
     from finetune.tokenizer import load_tokenizer
+    from finetune.tokens import open_tokens
 
     check_complete(args.model)
     trust = args.settings["trust_remote_code"]

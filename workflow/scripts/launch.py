@@ -1,4 +1,4 @@
-"""Start train.py in one process a GPU, through `accelerate launch --config_file`.
+"""Start train.py in one process per GPU, through `accelerate launch --config_file`.
 
 Reads plan.json for the number of processes that was planned, and the number Snakemake granted.
 Freezes the run's settings into train.yaml. Where there is no GPU the same command line starts
@@ -52,7 +52,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", required=True, type=read_settings)
-    parser.add_argument("--gpus", required=True, type=int, help="granted, one process each")
+    parser.add_argument("--gpus", required=True, type=int, help="granted, one process per GPU")
     parser.add_argument("--threads", required=True, type=int, help="CPU threads of the whole job")
     parser.add_argument("--config", required=True, type=Path, help="where settings are frozen")
     for name in ("plan", "tokens", "model", "output", "metrics", "record"):

@@ -19,12 +19,13 @@ from transformers import PreTrainedModel
 
 from finetune.chat import IGNORED
 from finetune.cli import UserError, read_settings, run_script, say
-from finetune.collator import RowCollator, open_tokens
+from finetune.collator import RowCollator
 from finetune.files import check_complete, complete_directory, read_json, write_json
 from finetune.model_card import model_card
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer
+from finetune.tokens import open_tokens
 from finetune.weights import expected_shapes, verify
 
 CHECKED_ROWS = 16

@@ -132,7 +132,7 @@ def check_context(model: dict, longest: int) -> None:
 
 def summary(plan: dict) -> str:
     split = f"{plan['micro_batch']} x {plan['accumulation']} x {plan['world_size']}"
-    memory = f"{plan['memory']['total'] / GB:.1f} GB a GPU predicted"
+    memory = f"{plan['memory']['total'] / GB:.1f} GB per GPU predicted"
     return f"{plan['steps']} steps of {plan['global_batch']} rows = {split}; {memory}"
 
 

@@ -1,6 +1,6 @@
 """Rule prepare_data: from source files to train, validation and test rows in one shape.
 
-Reads JSONL, CSV, Parquet or a hub dataset. Writes one parquet file a split (`id`,
+Reads JSONL, CSV, Parquet or a hub dataset. Writes one parquet file per split (`id`,
 `messages`), `rejects.jsonl` with the place and reason of every row left out, and `stats.json`
 with counts and the digests of local files.
 """

@@ -1,6 +1,6 @@
 """Rule tokenize_data: prepared rows to token ids and labels, for one model's tokenizer.
 
-Reads the split parquet files and the model folder. Writes one Arrow folder a split
+Reads the split parquet files and the model folder. Writes one Arrow folder per split
 (`input_ids`, `labels`, `length`, `row`, `id`), which training opens read-only, and
 `lint.json`: counts, supervised share, dropped rows, decoded samples.
 """

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PrinterCallback, TrainingArguments, se
 
 from finetune.batch import split_batch
 from finetune.cli import run_script
-from finetune.collator import RowCollator, digest_tokens, open_tokens
+from finetune.collator import RowCollator
 from finetune.files import digest_json, publish, read_json, write_json
 from finetune.guards import (
     GradientGuard,
@@ -33,6 +33,7 @@ from finetune.modeling import compute_dtype, load_for_training
 from finetune.progress import Progress
 from finetune.provenance import code_commit, package_versions, peak_memory, process_seconds
 from finetune.tokenizer import load_tokenizer
+from finetune.tokens import digest_tokens, open_tokens
 from finetune.trainer import FinetuneTrainer
 
 CODE = code_commit()  # before a later commit can be taken for the code that runs

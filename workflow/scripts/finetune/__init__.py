@@ -1,1 +1,1 @@
-"""The library that the rule scripts share: one concept a module."""
+"""The library that the rule scripts share: one concept per module."""

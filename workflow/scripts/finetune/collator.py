@@ -1,15 +1,10 @@
-"""Token folders, opened read-only, and their rows padded into batches."""
+"""Rows of tokens, padded into batches."""
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
-import datasets
 from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
 from finetune.chat import IGNORED
-from finetune.files import digest_file
 
 BATCHED = ("input_ids", "labels", "row")
 
@@ -34,14 +29,3 @@ class RowCollator(DataCollatorForSeq2Seq):
         return BatchEncoding(
             {**batch, "logits_to_keep": kept, "shift_labels": following[:, kept].contiguous()}
         )
-
-
-def open_tokens(folder: Path) -> datasets.Dataset:
-    """One split of tokenize_data, memory-mapped."""
-    return datasets.load_from_disk(str(folder))
-
-
-def digest_tokens(folder: Path) -> str:
-    """SHA-256 over the Arrow files of a split."""
-    files = sorted(folder.glob("*.arrow"))
-    return hashlib.sha256("".join(map(digest_file, files)).encode()).hexdigest()

@@ -152,7 +152,7 @@ class Dataset(Strict):
     system_prompt: str | None = None
     """System turn put before rows that have none. Default: what the chat template does."""
     max_length: Count = 2048
-    """Tokens a row. Longer rows are dropped and counted."""
+    """Tokens per row. Longer rows are dropped and counted."""
     evaluation: Evaluation = Evaluation()
 
 
@@ -181,7 +181,7 @@ class Quantization(Strict):
 
     type: Literal["nf4", "fp4"] = "nf4"
     double: bool = True
-    """Quantize the quantization constants too: saves 0.37 bit a parameter."""
+    """Quantize the quantization constants too: saves 0.37 bit per parameter."""
 
 
 class Merge(Strict):
@@ -224,7 +224,7 @@ class RunDefaults(Strict):
     launch: Launch = "ddp"
     """A file stem of config/accelerate/. Default: ddp for qlora and lora, zero3 for full."""
     gpus: Count = 1
-    """Processes, one a GPU. Where there is no GPU: CPU processes."""
+    """Processes, one per GPU. Where there is no GPU: CPU processes."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, when the plan is made on a host that cannot see it. GB = 1e9 bytes."""
     batch: Batch = Batch()

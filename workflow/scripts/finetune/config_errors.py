@@ -24,7 +24,7 @@ class ConfigError(ValueError):
 def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
     """Validate `raw`, as YAML gives it; `files` are where it came from.
 
-    Raises ConfigError with one line a fault: file, line, key, what is wrong, what to do.
+    Raises ConfigError with one line per fault: file, line, key, what is wrong, what to do.
     """
     try:
         config = Config.model_validate(with_complete_runs(raw))

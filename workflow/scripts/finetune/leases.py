@@ -1,7 +1,7 @@
 """Which GPUs of this machine a job may use. Snakemake counts GPUs but does not say which ones
 (its issue 281): without this, two jobs of one GPU each would share device 0.
 
-One lock a device, held by the kernel for as long as the job lives, so that a killed job frees
+One lock per device, held by the kernel for as long as the job lives, so that a killed job frees
 its devices. Under SLURM nothing is leased: SLURM has given the job devices of its own.
 """
 

@@ -43,7 +43,7 @@ def repair(
     pad_token: str | None,
     chat_template: str | None,
 ) -> list[str]:
-    """Make a tokenizer fit for training, in place. Returns a line for each change."""
+    """Make a tokenizer fit for training, in place. Returns one line per change."""
     if tokenizer.eos_token is None:
         raise UserError("the tokenizer has no EOS token, so a trained model could never stop.")
     if not tokenizer.is_fast:

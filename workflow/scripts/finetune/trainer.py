@@ -83,7 +83,7 @@ class FinetuneTrainer(Trainer):
         return totals
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add tokens seen and tokens a second, over all ranks, to training lines."""
+        """Add tokens seen and tokens per second, over all ranks, to training lines."""
         if "loss" in logs:
             tokens, supervised = self.accelerator.reduce(self.counts, "sum").tolist()
             seconds = time.monotonic() - self.since

@@ -58,7 +58,7 @@ def verify(folder: Path, expected: TensorShapes, tied: dict[str, str]) -> dict[s
 
 
 def differences(found: TensorShapes, expected: TensorShapes, tied: dict[str, str]) -> Iterator[str]:
-    """What is wrong, one text a tensor."""
+    """What is wrong, one text per tensor."""
     for name, shape in expected.items():
         if name not in found:
             if tied.get(name) not in found:
