@@ -12,7 +12,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .PHONY: run test lint format schema pins install dag clean
 
 run: $(READY)
-	snakemake --cores all --resources gpu=$(GPUS)
+	snakemake --cores all --resources gpu=$(GPUS) --rerun-incomplete --max-checksum-file-size 1GB
 
 test: $(READY)
 	pytest tests

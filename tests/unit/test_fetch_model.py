@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import fetch_model
 from finetune.cli import UserError
 from project import make_tiny_model
 
+DOWN = "model.layers.1.mlp.down_proj.weight"
 SETTINGS = {
     "revision": None,
     "trust_remote_code": False,
@@ -132,3 +136,34 @@ def test_code_of_a_model_needs_trust(
             fetch_model.model_config(tmp_path, trust)
     else:
         assert fetch_model.model_config(tmp_path, trust).model_type == "foreign"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda tensors: tensors.pop(DOWN), f"{DOWN} is missing"),
+        (lambda tensors: tensors.update({DOWN: tensors[DOWN][:8].clone()}), f"{DOWN} is (8, 128)"),
+    ],
+    ids=["missing", "wrong shape"],
+)
+def test_a_model_that_lacks_weights_is_refused(
+    change, text: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would start the missing tensor from random values, with a warning."""
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=re.escape(f"the weights are not whole: {text}")):
+        fetch(source, tmp_path / "out", monkeypatch)
+    assert not (tmp_path / "out" / "pretrained").exists()
+
+
+def test_sampling_settings_of_an_older_model_are_no_obstacle(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    (source / "generation_config.json").write_text('{"temperature": 0.9, "top_p": 0.6}')
+    fetch(source, tmp_path / "out", monkeypatch)
+    saved = json.loads((tmp_path / "out" / "pretrained" / "generation_config.json").read_text())
+    assert (saved["temperature"], saved["do_sample"]) == (0.9, True)

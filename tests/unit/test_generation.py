@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from finetune.generation import Answer, answer, read_answer, stop_ids
 from finetune.modeling import load_for_inference
@@ -69,7 +70,8 @@ def test_an_answer_stops_at_the_end_token_and_not_before(model, tokenizer, monke
     batch = tokenizer(PROMPTS[0], return_tensors="pt")
     new = model.generate(**batch, do_sample=False, max_new_tokens=LENGTH)[0, -LENGTH:].tolist()
     third = new[2]
-    monkeypatch.setattr(model.generation_config, "eos_token_id", [500, third])
+    stops = GenerationConfig(eos_token_id=[500, third], pad_token_id=0)
+    monkeypatch.setattr(model, "generation_config", stops)
     given = texts(model, tokenizer, PROMPTS, 6)
     end = new.index(third)
     assert given[0] == Answer(tokenizer.decode(new[:end], skip_special_tokens=True), end, True)
@@ -101,3 +103,18 @@ def test_stop_ids_are_one_or_several(model, monkeypatch):
 
 def test_no_prompts_no_answers(model, tokenizer):
     assert texts(model, tokenizer, [], 4) == []
+
+
+def test_a_penalty_or_beams_of_the_model_change_no_answer(model, tokenizer):
+    plain = texts(model, tokenizer, PROMPTS, 3)
+    model.generation_config.update(repetition_penalty=1.5, num_beams=2, min_new_tokens=9)
+    assert texts(model, tokenizer, PROMPTS, 3) == plain
+
+
+def test_an_answer_ends_where_the_context_does(model, tokenizer):
+    """256 positions: GPT-2 and its like fail beyond the last one."""
+    long = "turn on " * 60
+    used = len(tokenizer(long)["input_ids"])
+    given = answer(model, tokenizer, [long], max_new_tokens=300, batch_size=1)[0]
+    assert 200 < used < 256
+    assert 0 < given.tokens <= 256 - used

@@ -249,3 +249,9 @@ def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None
     with pytest.raises(UserError):
         plan(rows, longest, **keys)
     assert not (tmp_path / "plan.json").exists()
+
+
+def test_target_modules_that_the_model_lacks_are_named_before_a_gpu_is_asked_for() -> None:
+    settings = settings_of(lora={"target_modules": ["q_proj", "query"]})
+    with pytest.raises(UserError, match=r"target_modules query: no such linear layer.*q_proj"):
+        plan_run.memory_plan(settings, llama_7b(), 64)

@@ -32,11 +32,11 @@ def report(tmp_path, clock, capsys):
     return report
 
 
-def lines(tmp_path):
+def lines(tmp_path, name=".metrics.jsonl.partial"):
     def refuse(constant):
         raise ValueError(constant)
 
-    text = (tmp_path / "metrics.jsonl").read_text()
+    text = (tmp_path / name).read_text()
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
@@ -49,6 +49,15 @@ def test_every_logged_step_is_a_line_of_the_file(report, tmp_path):
         {"step": 2, "eval_loss": 2.25},
         {"step": 2, "train_loss": 2.4},
     ]
+
+
+def test_the_file_is_there_when_training_has_ended(clock, tmp_path):
+    callback = Progress("tiny", tmp_path / "metrics.jsonl")
+    state = SimpleNamespace(global_step=1, max_steps=40)
+    callback.on_log(None, state, None, logs={"eval_loss": 2.0})
+    assert not (tmp_path / "metrics.jsonl").exists()
+    callback.on_train_end(None, state, None)
+    assert lines(tmp_path, "metrics.jsonl") == [{"step": 1, "eval_loss": 2.0}]
 
 
 def test_a_run_that_starts_again_starts_a_new_file(report, tmp_path):

@@ -36,6 +36,7 @@ def main() -> None:
             convert_gguf(source, folder)
         else:
             link_files(source, folder)
+        check_weights(folder, args.settings["trust_remote_code"])
         notes = write_tokenizer(folder, args.settings)
         record = describe(folder, args.settings) | {"commit": commit, "repairs": notes}
     record["files"] = file_record(args.pretrained, with_digests=commit is None)
@@ -77,6 +78,25 @@ def link_files(source: Path, folder: Path) -> None:
         target.symlink_to(path.resolve())
 
 
+def check_weights(folder: Path, trust_remote_code: bool) -> None:
+    """Refuse a model that lacks a tensor: transformers would start it from random values.
+
+    Tensors that the architecture does not know are left alone: old files carry some.
+    """
+    from finetune.weights import differences, expected_shapes, saved_shapes
+
+    if not any(folder.glob("*.safetensors")):
+        return
+    model_config(folder, trust_remote_code)  # its refusal comes first
+    expected, tied = expected_shapes(folder, trust_remote_code)
+    found = {name: shape for name, shape in saved_shapes(folder).items() if name in expected}
+    if faults := list(differences(found, expected, tied)):
+        raise UserError(
+            f"the weights are not whole: {'; '.join(faults[:3])} ({len(faults)} faults in all). "
+            "Fetch or copy the model again."
+        )
+
+
 def write_tokenizer(folder: Path, settings: dict) -> list[str]:
     """Replace the tokenizer and the generation config by repaired ones."""
     from transformers import GenerationConfig
@@ -90,6 +110,8 @@ def write_tokenizer(folder: Path, settings: dict) -> list[str]:
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)
     generation.pad_token_id = tokenizer.pad_token_id
+    if generation.temperature is not None or generation.top_p is not None:
+        generation.do_sample = True  # older models leave it out, and cannot be saved without
     notes += add_stop_token(generation, tokenizer)
     with TemporaryDirectory(dir=folder.parent) as new:
         tokenizer.save_pretrained(new)

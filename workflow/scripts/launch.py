@@ -46,6 +46,7 @@ def main() -> None:
         env = environment(args.threads, args.gpus, ids)
         code = run_launcher(command, env)
     if code != 0:
+        say("launch: training failed; where its log says exitcode -9, host memory ran out")
         sys.exit(1)
 
 

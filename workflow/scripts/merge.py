@@ -26,7 +26,7 @@ from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer
 from finetune.tokens import open_tokens
-from finetune.weights import expected_shapes, verify
+from finetune.weights import TensorShapes, expected_shapes, verify
 
 CHECKED_ROWS = 16
 
@@ -51,7 +51,7 @@ def main() -> None:
             link_trained(args.trained, args.base, folder)
             record = {}
         else:
-            record = merge_adapter(args, folder)
+            record = merge_adapter(args, folder, shapes)
         record |= verify(folder, shapes, tied)
         load_tokenizer(args.base, trust).save_pretrained(folder)
         shutil.copy(args.base / "generation_config.json", folder)
@@ -74,7 +74,7 @@ def link_trained(trained: Path, base: Path, folder: Path) -> None:
     write_json(folder / "config.json", config)
 
 
-def merge_adapter(args: argparse.Namespace, folder: Path) -> dict:
+def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) -> dict:
     """Merge into the better base, save, and measure what the merge changed.
 
     A QLoRA adapter was trained on the 4-bit base. Which 16-bit base suits it, the original or
@@ -89,17 +89,27 @@ def merge_adapter(args: argparse.Namespace, folder: Path) -> dict:
         model = PeftModel.from_pretrained(load_base(args, base), args.trained)
         _, before = measure(model, batch)
         merged = model.merge_and_unload(safe_merge=True)
+        if not same_shapes(merged, shapes):
+            continue
         loss, after = measure(merged, batch)
         if best is None or loss < min(record["loss_merged"].values()):
             best, record["base"] = merged, base
             record["max_logit"] = before.abs().max().item()
             record["max_logit_difference"] = (after - before).abs().max().item()
         record["loss_merged"][base] = loss
+    if best is None:
+        raise UserError("this model's layers change shape when dequantized; set merge.base: best.")
     check_drift(record, args.settings["merge"]["tolerance"])
     best.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
     return record
+
+
+def same_shapes(model: PreTrainedModel, shapes: TensorShapes) -> bool:
+    """False for a dequantized GPT-2: its transposed layers come back as ordinary ones."""
+    found = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    return all(shapes.get(name, shape) == shape for name, shape in found.items())
 
 
 def bases(settings: dict) -> list[str]:

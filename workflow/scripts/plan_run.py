@@ -70,6 +70,7 @@ def learning_rate(settings: dict, parameters: int) -> float:
 def memory_plan(settings: dict, model: dict, longest: int) -> dict:
     """Predicted bytes by part against what a GPU has. Raises UserError when it cannot fit."""
     lora = settings.get("lora", {"rank": 0, "target_modules": []})
+    check_targets(lora["target_modules"], model)
     parts = training_memory(
         ModelShapes.of(model, lora["rank"], lora["target_modules"]),
         method=settings["method"],
@@ -87,6 +88,15 @@ def memory_plan(settings: dict, model: dict, longest: int) -> dict:
             f"({seen}). {cheaper(settings, parts)}"
         )
     return {"parts": parts, "total": total, "available": available, "device": seen}
+
+
+def check_targets(targets: str | list[str], model: dict) -> None:
+    names = sorted({layer["name"] for layer in model["linear_layers"]})
+    if unknown := [t for t in targets if isinstance(targets, list) and t not in names]:
+        raise UserError(
+            f"lora.target_modules {', '.join(unknown)}: no such linear layer in this model; it "
+            f"has {', '.join(names)}."
+        )
 
 
 def device_memory(settings: dict) -> tuple[float | None, str]:

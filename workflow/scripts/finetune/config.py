@@ -62,7 +62,7 @@ def as_list(value: Any) -> Any:
 
 def path_safe(name: str) -> str:
     """Names become folders under results/."""
-    if not name or name.startswith(".") or not all(c.isalnum() or c in "._-" for c in name):
+    if not name or name.startswith((".", "-")) or not all(c.isalnum() or c in "._-" for c in name):
         raise ValueError("names may hold letters, digits, '.', '_' and '-' only")
     return name
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ def answer(
     Batches are padded on the left, so that every answer starts where its prompt ends, and hold
     prompts of like length, so that little is padded.
     """
+    make_greedy(model)
     tokenizer.padding_side = "left"
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
     answers: dict[int, Answer] = {}
@@ -44,11 +46,27 @@ def answer(
             return_tensors="pt",
             return_token_type_ids=False,
         ).to(model.device)
-        output = model.generate(**batch, do_sample=False, max_new_tokens=max_new_tokens)
+        room = context(model) - batch["input_ids"].shape[1]
+        output = model.generate(**batch, max_new_tokens=min(max_new_tokens, room))
         new = output[:, batch["input_ids"].shape[1] :]
         for index, ids in zip(chosen, new.tolist(), strict=True):
             answers[index] = read_answer(ids, stop_ids(model), tokenizer)
     return [answers[index] for index in range(len(prompts))]
+
+
+def make_greedy(model: PreTrainedModel) -> None:
+    """Leave the model its end and pad tokens and nothing else of its generation config: with a
+    repetition penalty or beams an answer is not the most likely token at each step. `generate`
+    takes from there what its caller leaves out, so it is no use to pass another config."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig(
+        eos_token_id=own.eos_token_id, pad_token_id=own.pad_token_id
+    )
+
+
+def context(model: PreTrainedModel) -> int:
+    """Positions that the model has. Beyond them GPT-2 and its like cannot go."""
+    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
 
 
 def stop_ids(model: PreTrainedModel) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from math import isfinite
 from pathlib import Path
@@ -22,12 +23,17 @@ def finite(logs: dict) -> dict:
 
 
 class Progress(TrainerCallback):
-    """Writes every logged step to metrics.jsonl on rank 0, and some to the terminal."""
+    """Writes every logged step to metrics.jsonl on rank 0, and some to the terminal.
+
+    The file lies aside until training ends: Snakemake takes a file that is there for a finished
+    one, and after a stop it would ask what to do with it.
+    """
 
     def __init__(self, run: str, path: Path) -> None:
         self.run = run
         self.path = path
-        path.write_text("")
+        self.aside = path.with_name(f".{path.name}.partial")
+        self.aside.write_text("")
         self.started = self.said = time.monotonic()
 
     def on_train_begin(self, args, state, control, **_: object) -> None:
@@ -36,7 +42,7 @@ class Progress(TrainerCallback):
 
     def on_log(self, args, state, control, logs: dict | None = None, **_: object) -> None:
         line = {"step": state.global_step, **finite(logs or {})}
-        with open(self.path, "a", encoding="utf-8") as file:
+        with open(self.aside, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         last = state.global_step == state.max_steps
         due = time.monotonic() - self.said >= SECONDS_BETWEEN_LINES
@@ -45,6 +51,9 @@ class Progress(TrainerCallback):
             say(self.line(state, line))
         elif "eval_loss" in line:
             say(f"{self.run}: step {state.global_step}, validation loss {line['eval_loss']:.4f}")
+
+    def on_train_end(self, *_: object, **__: object) -> None:
+        os.replace(self.aside, self.path)
 
     def line(self, state, log: dict) -> str:
         left = (state.max_steps - state.global_step) * (

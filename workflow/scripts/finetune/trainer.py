@@ -85,6 +85,9 @@ class FinetuneTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens seen and tokens per second, over all ranks, to training lines."""
         if "loss" in logs:
+            if self.args.bf16:  # under fp16 the scaler skips such steps and goes on
+                norm, step = logs.get("grad_norm", 0.0), self.state.global_step
+                check_finite(norm, "the gradient norm", step, ["of this step"])
             tokens, supervised = self.accelerator.reduce(self.counts, "sum").tolist()
             seconds = time.monotonic() - self.since
             self.total_tokens += int(tokens)
