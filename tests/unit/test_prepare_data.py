@@ -220,7 +220,7 @@ def test_not_one_reject_where_none_is_allowed(prepare, tmp_path) -> None:
             3,
             {"validation": 0, "test": 0.0001},
             "the test split is empty (3 rows in all). Give more rows, another split.seed, or a "
-            "larger share (test: 0 if you want none).",
+            "larger share.",
         ),
         (
             3,

@@ -182,7 +182,8 @@ def check_splits(split: dict, rows: Counter) -> None:
     """An empty split where rows were asked for is found now, not after training."""
     for name in SPLITS:
         if rows[name] == 0 and split.get(name, 1) > 0:
-            cure = f"or a larger share ({name}: 0 if you want none)"
+            none = " (validation: 0 if you want none)" if name == "validation" else ""
+            cure = f"or a larger share{none}"
             raise UserError(
                 f"the {name} split is empty ({rows.total()} rows in all). Give more rows, another "
                 f"split.seed, {cure if name in split else 'or smaller shares to the others'}."
