@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--predictions", required=True, type=Path, help="predictions.jsonl")
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_EVALUATE_OFFLINE"] = "1"
+    check_complete(args.model)  # before a GPU is waited for
     with lease(1, visible_devices()) as ids:
         if ids:  # read when CUDA starts, which nothing did so far
             os.environ["CUDA_VISIBLE_DEVICES"] = ids[0]
@@ -47,7 +48,6 @@ def evaluate_model(args: argparse.Namespace) -> None:
     from finetune.tokenizer import load_tokenizer
     from finetune.tokens import open_tokens
 
-    check_complete(args.model)
     trust = args.settings["trust_remote_code"]
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
     model = load_for_inference(args.model, trust, device=device)
