@@ -22,6 +22,13 @@ from finetune.batch import split_batch
 
 Method = Literal["qlora", "lora", "full"]
 Launch = Literal["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
+Task = Literal["causal-lm", "sequence-classification"]
+Format = Literal["messages", "sharegpt", "alpaca", "prompt-completion", "text", "text-label"]
+Column = Literal[
+    *("messages", "conversations", "system", "tools"),
+    *("instruction", "input", "output", "history"),
+    *("prompt", "completion", "text", "label"),
+]
 
 QLORA_ZERO = "adapters are too small to shard, so ZeRO saves nothing; use `launch: ddp`"
 QLORA_ZERO3 = (
@@ -35,6 +42,12 @@ REFUSED: dict[tuple[str, str], str] = {
     ("qlora", "zero3-offload"): QLORA_ZERO3,
 }
 """Method and launch pairs that cannot work well, with the reason and the cure."""
+
+QLORA_CLASSIFIER = (
+    "the head is new and is trained in full precision beside a 4-bit base, and encoders are small "
+    "enough without; use `method: full`, or `lora`"
+)
+ZERO_CLASSIFIER = "a classifier's weights and optimizer fit on one GPU; use `launch: ddp`"
 
 LORA_DEFAULTS = {
     "launch": "ddp",
@@ -56,8 +69,10 @@ def no_bool(value: Any) -> Any:
     return value
 
 
-def as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+def as_sources(value: Any) -> Any:
+    """`a.jsonl` is short for `[{path: a.jsonl}]`."""
+    entries = value if isinstance(value, list) else [value]
+    return [{"path": entry} if isinstance(entry, str) else entry for entry in entries]
 
 
 def path_safe(name: str) -> str:
@@ -74,9 +89,9 @@ Count = Annotated[int, Field(ge=1), NoBool]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False), NoBool]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), NoBool]
 Share = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False), NoBool]
+ShareOrAll = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), NoBool]
 Name = Annotated[str, AfterValidator(path_safe)]
-Source = Annotated[str, AfterValidator(os.path.expanduser)]
-OneOrMany = BeforeValidator(as_list, json_schema_input_type=str | list[str])
+Place = Annotated[str, AfterValidator(os.path.expanduser)]
 
 
 class Strict(BaseModel):
@@ -88,7 +103,7 @@ class Strict(BaseModel):
 class Model(Strict):
     """A base model: where its weights are and how its text is laid out."""
 
-    source: Source
+    source: Place
     """Hub id (`org/name`), local folder, GGUF file, or `package:<import name>/<file>`."""
     revision: str | None = None
     """Branch, tag or commit of a hub model. It is resolved to a commit and recorded."""
@@ -96,10 +111,35 @@ class Model(Strict):
     """Run Python code that ships with the model. Read that code first."""
     chat_template: str | None = None
     """`chatml`, `plain`, or a Jinja file. Default: the template that ships with the model."""
+    template_options: dict[str, Any] = {}
+    """Variables for the chat template, in training and evaluation, e.g. `enable_thinking: false`."""
     pad_token: str | None = None
     """Default: the model's own, or a spare special token where that is missing or equals EOS."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
     """In training. Default: eager on a CPU, else what transformers picks for the model."""
+
+
+class Source(Strict):
+    """Where rows are, and how many of them are taken."""
+
+    path: Place
+    """A .jsonl, .json, .csv, .tsv, .parquet or .txt file (each also .gz), a glob, a folder of such
+    files or of `save_to_disk`, or a hub id (`org/name`)."""
+    subset: str | None = None
+    """Configuration name of a hub dataset."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub dataset. It is resolved to a commit and recorded."""
+    split: str | None = None
+    """Read this split of a hub or saved dataset alone. Default: all that it has."""
+    into: Literal["train", "validation", "test"] | None = None
+    """Where all its rows go. Default: the splits that it has, or by hash."""
+    rows: Count | None = None
+    """Take the first N usable rows."""
+    weight: Positive = 1
+    """How often a training row counts: 0.25 keeps a quarter of them, by hash; 2 takes each twice."""
+
+
+OneOrMany = BeforeValidator(as_sources, json_schema_input_type=str | Source | list[str | Source])
 
 
 class Split(Strict):
@@ -108,9 +148,10 @@ class Split(Strict):
     validation: Share = 0.05
     """Share of the rows. 0 for none."""
     test: Share = 0.1
-    """Share of the rows. 0 only for a hub dataset that has a test split: models are evaluated."""
+    """Share of the rows. 0 where a source brings a test split: every model is evaluated."""
     group: str | None = None
-    """A column: rows that share its value stay in one split (say, a template or a user)."""
+    """A column: rows that share its value stay in one split (say, a template or a user). A row
+    in which it is null stands alone."""
     seed: Int = 0
 
     @model_validator(mode="after")
@@ -124,7 +165,8 @@ class Evaluation(Strict):
     """How every model is evaluated on the test split, base models included."""
 
     metrics: list[Literal["exact_match", "rouge", "json"]] = ["exact_match", "rouge"]
-    """Metrics on generated text. Loss, perplexity and token accuracy always come too."""
+    """Metrics on generated text. Loss, perplexity and token accuracy always come too. Classifiers
+    get accuracy, macro F1 and the confusion matrix instead."""
     max_new_tokens: Count = 256
     """Where generation stops if the model does not stop by itself."""
     batch_size: Count = 16
@@ -133,26 +175,52 @@ class Evaluation(Strict):
     """Generate for the first N test rows only. Default: all of them."""
 
 
+class Checks(Strict):
+    """What the tokens of a dataset must be like. A run whose data fails stops before a GPU is
+    asked for. All are shares between 0 and 1."""
+
+    min_supervised: Share = 0.005
+    """Of the training tokens."""
+    min_ended: ShareOrAll = 0.99
+    """Rows, of those not cut at the end, whose last supervised token ends a turn. Below it the
+    model would not learn to stop."""
+    max_dropped: ShareOrAll = 0.1
+    """Training rows left out: too long, or nothing in them to learn from."""
+    max_truncated: ShareOrAll = 0.2
+    """Training rows cut to max_length."""
+    max_control_tokens: ShareOrAll = 0.01
+    """Rows whose own text holds a control token of the model, such as `</s>`."""
+    max_overlap: ShareOrAll = 0.05
+    """Test rows whose prompt, but for case and spaces, is trained on too."""
+
+
 class Dataset(Strict):
     """Rows to train and evaluate on."""
 
     source: Annotated[list[Source], Field(min_length=1), OneOrMany]
-    """One or several .jsonl, .csv or .parquet files, or one hub id (`org/name`)."""
-    subset: str | None = None
-    """Configuration name of a hub dataset."""
-    revision: str | None = None
-    """Branch, tag or commit of a hub dataset."""
-    format: Literal["messages", "prompt-completion"] | None = None
+    """One place or several: a path, glob, folder or hub id, or these with keys of their own."""
+    format: Format | None = None
     """Default: found from the columns."""
-    columns: dict[Literal["messages", "prompt", "completion"], str] = {}
+    columns: dict[Column, str] = {}
     """Our name: your column's name."""
+    sample_by: Literal["document", "paragraph", "line"] = "document"
+    """What one row is in a .txt file. Paragraphs are parted by empty lines."""
     split: Split = Split()
     max_rejects: Share = 0.001
     """Share of unreadable rows above which preparation stops."""
     system_prompt: str | None = None
     """System turn put before rows that have none. Default: what the chat template does."""
+    train_on: Literal["completions", "last-turn", "all"] = "completions"
+    """`completions`: every assistant turn but those of `weight: 0`. `last-turn`: the last one.
+    `all`: prompts too. Plain text is always trained on whole."""
     max_length: Count = 2048
-    """Tokens per row. Longer rows are dropped and counted."""
+    """Tokens per row. Plain text is cut into pieces of it."""
+    truncate: Literal["drop", "start", "end", "error"] = "drop"
+    """Longer rows: leave them out, cut them at the start or end, or stop. All are counted."""
+    packing: bool = False
+    """Put several short rows into one of max_length; no row sees another. Fewer, fuller steps:
+    batch.global then counts packed rows."""
+    checks: Checks = Checks()
     evaluation: Evaluation = Evaluation()
 
 
@@ -218,7 +286,8 @@ class RunDefaults(Strict):
 
     model: str | None = None
     dataset: str | None = None
-    task: Literal["causal-lm"] = "causal-lm"
+    task: Task = "causal-lm"
+    """`sequence-classification` needs rows of text and label, and `method: full` or `lora`."""
     method: Method = "qlora"
     """`qlora` (4-bit base), `lora` (16-bit base) or `full` (all weights)."""
     launch: Launch = "ddp"
@@ -251,6 +320,15 @@ class Run(RunDefaults):
 
     model: str
     dataset: str
+
+    @model_validator(mode="after")
+    def check_task(self) -> Run:
+        if self.task == "sequence-classification":
+            if self.method == "qlora":
+                raise ValueError(f"`qlora` for classification is refused: {QLORA_CLASSIFIER}")
+            if self.launch != "ddp":
+                raise ValueError(f"`{self.launch}` for classification is refused: {ZERO_CLASSIFIER}")
+        return self
 
     @model_validator(mode="after")
     def check_pair(self) -> Run:
@@ -296,4 +374,6 @@ def complete_run(defaults: dict, run: dict) -> dict:
         if run.get(key) is not None and other not in run:
             chosen.pop(other, None)
     known = METHOD_DEFAULTS.get(method, {}) if isinstance(method, str) else {}
+    if chosen.get("task") == "sequence-classification":
+        known = merge(known, {"launch": "ddp"})
     return merge(known, chosen)

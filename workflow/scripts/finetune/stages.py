@@ -14,21 +14,27 @@ METHOD_SECTIONS = {
     "full": (),
 }
 """Sections of a run that only some methods read, by method."""
-PLAN_ONLY = ("gpus", "gpu_memory_gb", "batch")
+PLAN_ONLY = ("gpus", "gpu_memory_gb", "batch", "checks")
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 
 
 def fetch_settings(model: Model) -> dict:
-    return model.model_dump(exclude={"attention"})
+    return model.model_dump(exclude={"attention", "template_options"})
 
 
 def prepare_settings(dataset: Dataset) -> dict:
-    return dataset.model_dump(exclude={"system_prompt", "max_length", "evaluation"})
+    return dataset.model_dump(
+        include={"source", "format", "columns", "sample_by", "split", "max_rejects"}
+    )
 
 
 def tokenize_settings(dataset: Dataset, model: Model) -> dict:
-    text = dataset.model_dump(include={"system_prompt", "max_length"})
-    return text | model.model_dump(include={"trust_remote_code"})
+    text = {"system_prompt", "train_on", "max_length", "truncate", "packing"}
+    return dataset.model_dump(include=text) | template_settings(model)
+
+
+def template_settings(model: Model) -> dict:
+    return model.model_dump(include={"trust_remote_code", "template_options"})
 
 
 def run_settings(run: Run, exclude: dict) -> dict:
@@ -38,9 +44,10 @@ def run_settings(run: Run, exclude: dict) -> dict:
     return run.model_dump(by_alias=True, exclude=unused | exclude)
 
 
-def plan_settings(run: Run) -> dict:
-    unused = ("task", "schedule", "log_every", "validate_every", "seed")
-    return run_settings(run, dict.fromkeys(unused, True))
+def plan_settings(run: Run, dataset: Dataset) -> dict:
+    unused = ("schedule", "log_every", "validate_every", "seed")
+    settings = run_settings(run, dict.fromkeys(unused, True))
+    return settings | dataset.model_dump(include={"checks"})
 
 
 def train_settings(run: Run, model: Model) -> dict:
@@ -51,13 +58,14 @@ def train_settings(run: Run, model: Model) -> dict:
 
 def merge_settings(run: Run, model: Model) -> dict:
     sections = set(METHOD_SECTIONS[run.method]) - {"lora"}
-    settings = {"method": run.method} | model.model_dump(include={"trust_remote_code"})
+    settings = run.model_dump(include={"task", "method"})
+    settings |= model.model_dump(include={"trust_remote_code"})
     return settings | run.model_dump(include=sections)
 
 
 def evaluate_settings(dataset: Dataset, model: Model) -> dict:
     settings = dataset.evaluation.model_dump() | dataset.model_dump(include={"system_prompt"})
-    return settings | model.model_dump(include={"trust_remote_code"})
+    return settings | template_settings(model)
 
 
 def baselines(config: Config) -> list[tuple[str, str]]:
