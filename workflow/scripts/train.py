@@ -136,7 +136,7 @@ def build_trainer(
         args=training_args,
         train_dataset=open_tokens(args.tokens / "train"),
         eval_dataset=open_tokens(args.tokens / "validation"),
-        data_collator=RowCollator(tokenizer),
+        data_collator=RowCollator(tokenizer, model.config._attn_implementation),
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)

@@ -30,10 +30,16 @@ def row_scores(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return totals.index_add_(0, mask.nonzero()[:, 0], values)
 
 
-INPUTS = ("input_ids", "attention_mask", "logits_to_keep")
+INPUTS = ("input_ids", "attention_mask", "position_ids", "use_cache", "logits_to_keep")
 
 
 def batch_scores(model: torch.nn.Module, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:
     """Row scores of a RowCollator batch, and the logits they come from."""
-    logits = model(**{name: batch[name] for name in INPUTS}).logits
-    return row_scores(logits, batch["shift_labels"]), logits
+    logits = model(**{name: batch[name] for name in INPUTS if name in batch}).logits
+    targets = batch["shift_labels"]
+    if "row_of_position" in batch:  # packs laid end to end: back to one row each
+        owners = batch["row_of_position"][batch["logits_to_keep"]]
+        rows = torch.arange(len(batch["row"]), device=owners.device)
+        targets = torch.where(owners == rows[:, None], targets, IGNORED)
+        return row_scores(logits.expand(len(rows), -1, -1), targets), logits
+    return row_scores(logits, targets), logits

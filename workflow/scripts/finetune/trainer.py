@@ -6,11 +6,12 @@ import time
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, RandomSampler
+from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
 
 from finetune.chat import IGNORED
 from finetune.guards import check_finite
+from finetune.sampling import LengthGroups
 from finetune.scores import batch_scores
 
 
@@ -33,17 +34,21 @@ class FinetuneTrainer(Trainer):
         self.training_seconds = 0.0
         self.since = time.monotonic()
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> RandomSampler:
-        """A fresh permutation each epoch, cut to whole global batches: no step is smaller than
-        the configured batch, and accelerate repeats no row to even out the ranks."""
-        rows = len(train_dataset if train_dataset is not None else self.train_dataset)
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGroups:
+        """Whole global batches: no step is smaller than the configured batch, and accelerate
+        repeats no row to even out the ranks."""
+        rows = train_dataset if train_dataset is not None else self.train_dataset
         args = self.args
         size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        return RandomSampler(range(rows), num_samples=rows // size * size)
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        sampler = LengthGroups(rows["length"][:], size, seed)
+        self.add_callback(sampler)
+        return sampler
 
     def training_step(self, model: Any, inputs: dict, num_items_in_batch: Any = None) -> Any:
-        rows = inputs.pop("row")
-        self.counts[0] += inputs["attention_mask"].sum()
+        rows, _ = inputs.pop("row"), inputs.pop("row_of_position", None)
+        tokens = inputs.pop("tokens", None)  # of packs, which have no mask
+        self.counts[0] += inputs["attention_mask"].sum() if tokens is None else tokens
         self.counts[1] += (inputs["shift_labels"] != IGNORED).sum()
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):

@@ -1,0 +1,57 @@
+"""Which rows make a step: rows of like length, so that little of a batch is padding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Sampler
+from transformers import TrainerCallback, TrainerState
+
+GROUPED = 50
+"""Global batches among which rows are sorted by length: more would save little padding, and
+make the rows of a step ever more alike."""
+
+
+class LengthGroups(Sampler[int], TrainerCallback):
+    """Every epoch another permutation, cut to whole global batches of rows of like length.
+
+    Rows of one global batch follow each other, so its rows depend neither on the micro-batch
+    nor on the world size. transformers' LengthGroupedSampler ends in a smaller batch, trains
+    long batches before short ones, and draws from a generator that no epoch sets anew.
+
+    The order depends on seed and epoch alone. The epoch is told by the loader, and by the
+    Trainer's callback: after a resume accelerate's loader no longer reaches its sampler.
+    """
+
+    def __init__(self, lengths: Sequence[int], size: int, seed: int) -> None:
+        self.lengths = np.asarray(lengths)
+        self.size, self.seed, self.epoch = size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_epoch_begin(self, args: Any, state: TrainerState, *_: object, **__: object) -> None:
+        self.set_epoch(state.global_step // (len(self) // self.size))
+
+    def __len__(self) -> int:
+        return len(self.lengths) // self.size * self.size
+
+    def __iter__(self) -> Iterator[int]:
+        draw = np.random.default_rng([self.seed, self.epoch])
+        rows = draw.permutation(len(self.lengths))[: len(self)]
+        group = GROUPED * self.size
+        groups = [rows[start : start + group] for start in range(0, len(rows), group)]
+        longest_first = [g[np.argsort(-self.lengths[g], kind="stable")] for g in groups]
+        batches = np.concatenate([rows[:0], *longest_first]).reshape(-1, self.size)
+        yield from self.in_order(batches, draw).ravel().tolist()
+
+    def in_order(self, batches: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+        """Shuffled, but a run starts with its longest row: memory that does not suffice fails
+        in the first step, not after hours."""
+        batches = draw.permutation(batches)
+        if self.epoch == 0 and len(batches):
+            longest = self.lengths[batches].max(axis=1).argmax()
+            batches[[0, longest]] = batches[[longest, 0]]
+        return batches
