@@ -16,19 +16,25 @@ FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"
 
 @pytest.fixture(scope="session")
 def launch(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """launch(gpus, micro, **settings) -> (exit code, output, folder of the run)."""
+    """launch(gpus, micro, tokens, global_batch, **settings) -> (exit code, output, folder)."""
 
-    def run(gpus: int, micro: int, **changes: object) -> tuple[int, str, Path]:
+    def run(
+        gpus: int,
+        micro: int,
+        tokens: Path | None = None,
+        global_batch: int = 4,
+        **changes: object,
+    ) -> tuple[int, str, Path]:
         folder = tmp_path_factory.mktemp("run")
         base = finished / "results"
         settings = json.loads(frozen(base / "runs/tiny-full/train.yaml")) | changes
         plan = json.loads((base / "runs/tiny-full/plan.json").read_text())
-        plan |= {"world_size": gpus, "micro_batch": micro}
+        plan |= {"world_size": gpus, "micro_batch": micro, "global_batch": global_batch}
         (folder / "plan.json").write_text(json.dumps(plan))
         command = [sys.executable, str(SCRIPTS / "launch.py"), "--settings", json.dumps(settings)]
         command += ["--gpus", str(gpus), "--threads", "2", "--plan", str(folder / "plan.json")]
         command += ["--config", str(folder / "train.yaml")]
-        command += ["--tokens", str(base / "tokens/lights/tiny")]
+        command += ["--tokens", str(tokens or base / "tokens/lights/tiny")]
         command += ["--model", str(base / "models/tiny/pretrained")]
         for option, name in FILES.items():
             command += [f"--{option}", str(folder / name)]

@@ -29,6 +29,12 @@ class Broken(PreTrainedConfig):
     model_type = "broken"
 
 
+def test_the_text_part_is_tried_where_that_is_what_is_loaded():
+    assert why_not_isolated(config("qwen3_5")).endswith(
+        "in a shrunken Qwen3_5ForCausalLM with eager attention"
+    )
+
+
 def test_what_cannot_be_tried_is_not_isolated_either():
     assert why_not_isolated(Broken()).startswith("Broken is no causal language model")
     huge = config("gpt_neox", hidden_size=2**15, num_attention_heads=64)

@@ -5,6 +5,7 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from accelerate.data_loader import prepare_data_loader
@@ -16,6 +17,7 @@ from finetune.chat import IGNORED
 from finetune.cli import UserError
 from finetune.collator import RowCollator
 from finetune.modeling import load_for_training
+from finetune.packing import packed_batches
 from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer
 from finetune.trainer import FinetuneTrainer
@@ -25,12 +27,17 @@ FULL = {"method": "full", "launch": "ddp", "attention": None, "trust_remote_code
 
 def orders(rows, micro, accumulation, world_size, epochs=2, seed=3):
     """Per epoch, the global batches: rows of all ranks and accumulation steps of one step."""
-    split = {
-        "train_batch_size": micro,
-        "gradient_accumulation_steps": accumulation,
-        "world_size": world_size,
-    }
-    trainer = SimpleNamespace(args=SimpleNamespace(**split), train_dataset=range(rows))
+    arguments = SimpleNamespace(
+        train_batch_size=micro,
+        gradient_accumulation_steps=accumulation,
+        world_size=world_size,
+        data_seed=seed,
+    )
+    trainer = SimpleNamespace(
+        args=arguments,
+        train_dataset={"length": [5 + row % 7 for row in range(rows)]},
+        add_callback=lambda callback: None,
+    )
     loaders = []
     for rank in range(world_size):
         sampler = FinetuneTrainer._get_train_sampler(trainer)
@@ -112,7 +119,7 @@ def rows(count, start=0):
 def train(tiny_model, tmp_path):
     """train(**arguments): a trainer in fp32 that has run, its model and its log lines."""
 
-    def train(train_rows=None, validation=(), broken=False, **changes):
+    def train(train_rows=None, validation=(), broken=False, flat=False, **changes):
         torch.manual_seed(0)
         model = load_for_training(tiny_model, FULL, 0)
         if broken:
@@ -142,7 +149,7 @@ def train(tiny_model, tmp_path):
             args=arguments,
             train_dataset=Dataset.from_list(train_rows or rows(12)),
             eval_dataset=Dataset.from_list(list(validation)) if validation else None,
-            data_collator=RowCollator(tokenizer),
+            data_collator=RowCollator(tokenizer, "flash_attention_2" if flat else None),
             processing_class=tokenizer,
         )
         logs = Logs()
@@ -169,6 +176,32 @@ def test_accumulation_changes_neither_loss_nor_gradient(train, micro, accumulati
         [line["grad_norm"] for line in lines if "grad_norm" in line] for lines in (whole, split)
     )
     assert after == pytest.approx(before, rel=1e-4)
+
+
+def packs(made, capacity=24):
+    table = pa.Table.from_pylist(made)
+    packed = [pack for batch in packed_batches(table, capacity) for pack in batch.to_pylist()]
+    assert 1 < len(packed) < len(made) * 2 / 3
+    return [pack | {"row": index} for index, pack in enumerate(packed)]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_packed_rows_train_as_the_rows_do(train, flat, whole):
+    """Every step sees all rows: packed they give the same losses, gradients and counts."""
+    held_out = rows(7, start=40)
+    asked = {"eval_strategy": "steps", "eval_steps": 3}
+    split = {"per_device_train_batch_size": 12}
+    one, expected = train(validation=held_out, **split, **asked)
+    packed = packs(rows(12))
+    split = {"per_device_train_batch_size": len(packed) if whole else 1}
+    split["gradient_accumulation_steps"] = 1 if whole else len(packed)
+    two, found = train(packed, packs(held_out), flat=flat, **split, **asked)
+    for name in ("loss", "grad_norm", "supervised_share", "eval_loss", "eval_token_accuracy"):
+        values = [[line[name] for line in lines if name in line] for lines in (expected, found)]
+        assert values[1] == pytest.approx(values[0], rel=1e-4), name
+        assert values[0]
+    assert two.total_tokens == one.total_tokens == 3 * sum(row["length"] for row in rows(12))
 
 
 def test_every_token_is_counted_once(train):

@@ -31,6 +31,8 @@ def why_not_isolated(config: PreTrainedConfig) -> str | None:
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if kind is None:
         return f"{type(config).__name__} is no causal language model that transformers itself knows"
+    if kind.config_class is config.sub_configs.get("text_config"):
+        config = config.get_text_config()  # as from_pretrained loads it, without the vision tower
     if not takes_positions(kind):
         return f"{kind.__name__} takes no position_ids"
     reason = "there is nothing to try"
@@ -100,11 +102,18 @@ def shrink_part(part: PreTrainedConfig, layers: int, width: int | None) -> None:
         elif name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             setattr(part, name, None if value is None else 0)
         elif name.endswith("intermediate_size"):
-            setattr(part, name, [64] * len(value) if isinstance(value, list) else 64)
+            setattr(part, name, narrow(value))
         elif LIMITED.search(name) and isinstance(value, int) and value > REACH:
             setattr(part, name, REACH)
     if width and vars(part).get("head_dim"):
         part.hidden_size = min(width, part.hidden_size)
+
+
+def narrow(size: int | list[int] | None) -> int | list[int] | None:
+    """0 and None mean that there is no such layer."""
+    if isinstance(size, list):
+        return [narrow(one) for one in size]
+    return size and min(size, 64)
 
 
 def keep_layers(part: PreTrainedConfig, layers: int) -> None:

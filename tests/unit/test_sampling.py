@@ -1,0 +1,90 @@
+"""LengthGroups: whole global batches of like lengths, another order every epoch."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from accelerate import skip_first_batches
+from accelerate.data_loader import prepare_data_loader
+from torch.utils.data import DataLoader
+from transformers import TrainerState
+
+from finetune.sampling import GROUPED, LengthGroups
+
+
+def drawn(lengths, size, epoch=0, seed=0):
+    sampler = LengthGroups(lengths, size, seed)
+    sampler.set_epoch(epoch)
+    rows = list(sampler)
+    assert len(rows) == len(sampler)
+    return np.array(rows, dtype=int).reshape(-1, size)
+
+
+def lengths(count, seed=0):
+    spread = np.exp(np.random.default_rng(seed).normal(5.2, 0.9, count))
+    return np.clip(spread, 20, 2048).astype(int)
+
+
+@pytest.mark.parametrize("rows", [0, 3, 4, 7, 8, 399, 400, 401, 1000])
+def test_an_epoch_is_whole_batches_of_each_row_at_most_once(rows):
+    batches = drawn(lengths(rows), 4)
+    assert batches.shape == (rows // 4, 4)
+    assert max(Counter(batches.ravel().tolist()).values(), default=0) <= 1
+
+
+def test_batches_hold_rows_of_like_length():
+    given = lengths(20_000)
+
+    def padding(batches):
+        return 1 - given[batches].sum() / (given[batches].max(1) * batches.shape[1]).sum()
+
+    shuffled = np.random.default_rng(0).permutation(20_000).reshape(-1, 8)
+    assert padding(shuffled) > 0.5
+    assert padding(drawn(given, 8)) < 0.1
+    # micro-batches are cut from a global batch in its order
+    assert padding(drawn(given, 32).reshape(-1, 8)) < 0.03
+
+
+def test_long_and_short_batches_come_mixed():
+    means = lengths(20_000)[drawn(lengths(20_000), 8)].mean(1)
+    order = np.arange(len(means))
+    assert abs(np.corrcoef(order, means)[0, 1]) < 0.1
+    first = means[:GROUPED]
+    assert abs(np.corrcoef(order[:GROUPED], first)[0, 1]) < 0.4
+
+
+def test_a_run_starts_with_its_longest_row_and_later_epochs_do_not():
+    given = lengths(2_000)
+    starts = [given[drawn(given, 4, epoch, seed)[0]].max() for seed in range(5) for epoch in (0, 1)]
+    longest = given.max()
+    assert starts[::2] == [longest] * 5
+    assert starts[1::2] != [longest] * 5
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    given = lengths(100)
+    one = drawn(given, 4, epoch=1, seed=2).tolist()
+    assert drawn(given, 4, epoch=1, seed=2).tolist() == one
+    assert drawn(given, 4, epoch=2, seed=2).tolist() != one
+    assert drawn(given, 4, epoch=1, seed=3).tolist() != one
+    assert drawn(given, 4, epoch=2, seed=1).tolist() != one  # not their sum
+
+
+def test_a_resumed_epoch_is_the_rest_of_that_epoch():
+    """Two ranks; accelerate's loader forgets its sampler when it skips batches."""
+    sampler = LengthGroups(lengths(40), 8, seed=0)
+
+    def loader():
+        return prepare_data_loader(
+            DataLoader(range(40), batch_size=2, sampler=sampler), num_processes=2, process_index=1
+        )
+
+    whole = loader()
+    whole.set_epoch(3)
+    expected = [batch.tolist() for batch in whole]
+    resumed = skip_first_batches(loader(), 4)
+    sampler.set_epoch(0)  # as in a new process
+    sampler.on_epoch_begin(None, TrainerState(global_step=3 * 5 + 2))
+    resumed.set_epoch(3)
+    assert [batch.tolist() for batch in resumed] == expected[4:]
+    assert len(expected) == 10
