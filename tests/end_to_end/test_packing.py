@@ -11,7 +11,7 @@ from datasets import Dataset, load_from_disk
 
 from finetune.packing import packed_batches
 
-CAPACITY = 200
+CAPACITY = 240
 
 
 @pytest.fixture(scope="module")
