@@ -59,18 +59,19 @@ rule fetch_model:
 
 rule prepare_data:
     input:
-        lambda w: filter(is_local, dataset_of(w).source),
+        lambda w: data_inputs(dataset_of(w)),
     output:
         expand("results/data/{{dataset}}/{split}.parquet", split=SPLITS),
-        rejects="results/data/{dataset}/rejects.jsonl",
         stats="results/data/{dataset}/stats.json",
     log:
         "logs/prepare_data/{dataset}.log",
+        # no output: those are deleted when a job fails, and it can fail for too many rejects
+        rejects="results/data/{dataset}/rejects.jsonl",
     benchmark:
         "benchmarks/prepare_data/{dataset}.tsv"
     conda:
         "../../envs/finetune.yaml"
-    threads: 1
+    threads: 8
     resources:
         mem_mb=4000,
         runtime=60,
@@ -81,7 +82,7 @@ rule prepare_data:
         "Preparing data set {wildcards.dataset}"
     shell:
         'python "$SCRIPTS"/prepare_data.py --settings {params.settings:q}'
-        " --output {params.folder} 2> {log}"
+        " --output {params.folder} --rejects {log.rejects} --threads {threads} 2> {log[0]}"
 
 
 rule tokenize_data:

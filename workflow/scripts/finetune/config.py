@@ -327,7 +327,9 @@ class Run(RunDefaults):
             if self.method == "qlora":
                 raise ValueError(f"`qlora` for classification is refused: {QLORA_CLASSIFIER}")
             if self.launch != "ddp":
-                raise ValueError(f"`{self.launch}` for classification is refused: {ZERO_CLASSIFIER}")
+                raise ValueError(
+                    f"`{self.launch}` for classification is refused: {ZERO_CLASSIFIER}"
+                )
         return self
 
     @model_validator(mode="after")
