@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import cycle
 from typing import Any
 
 from finetune.readers import RowError, load_json
@@ -138,10 +139,12 @@ def alpaca_turns(get: Callable[[str], Any]) -> list[Turn]:
     rounds = listed(get("history"), "history") if get("history") else []
     if not all(isinstance(r, (list, tuple)) and len(r) == 2 for r in rounds):
         raise RowError("history is not a list of [question, answer]")
-    turns = [
-        turn(r, c) for pair in rounds for r, c in zip(("user", "assistant"), pair, strict=True)
+    said = [
+        *(content for pair in rounds for content in pair),
+        prompt,
+        text(get("output"), "output"),
     ]
-    return [*turns, turn("user", prompt), turn("assistant", text(get("output"), "output"))]
+    return [turn(role, content) for role, content in zip(cycle(("user", "assistant")), said)]
 
 
 def pair_turns(get: Callable[[str], Any]) -> list[Turn]:

@@ -85,7 +85,8 @@ def mapping(needs: tuple[str, ...], found: list[str]) -> str | None:
         if (name := next(likely, None)) is None:
             return None
         pairs[ours] = lower[name]
-    return "columns: {%s}" % ", ".join(f"{ours}: {name}" for ours, name in pairs.items())
+    listed = ", ".join(f"{ours}: {name}" for ours, name in pairs.items())
+    return f"columns: {{{listed}}}"
 
 
 def canonical(row: dict, format: str, columns: dict[str, str]) -> dict:

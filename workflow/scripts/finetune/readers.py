@@ -96,7 +96,7 @@ def open_binary(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
-class Broken(ValueError):
+class BrokenFileError(ValueError):
     """Why a file cannot be read on. `line` says where, if that is known."""
 
     def __init__(self, text: str, line: int | None = None) -> None:
@@ -109,7 +109,7 @@ def readable(path: Path) -> Iterator[None]:
     """Turn what goes wrong with a file into one line that names it."""
     try:
         yield
-    except Broken as error:
+    except BrokenFileError as error:
         place = f"{path}:{error.line}" if error.line else path
         raise UserError(f"{place}: {error}") from None
     except UnicodeDecodeError:
@@ -143,7 +143,7 @@ def refuse_wide(file: IO[bytes]) -> None:
     start = file.read(4)
     file.seek(0)
     if name := next((name for mark, name in WIDE.items() if start.startswith(mark)), None):
-        raise Broken(not_utf8(name))
+        raise BrokenFileError(not_utf8(name))
 
 
 def line_blocks(file: IO[bytes], place: str) -> Iterator[Block]:
@@ -194,20 +194,22 @@ def json_rows(text: str) -> Iterator[tuple[int, Row]]:
     decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     position, line, done = skip(text, 0), 1, 0
     if text[position : position + 1] != "[":
-        raise Broken("not a list of rows; write [{…}, {…}], or one object a line as .jsonl", 1)
+        raise BrokenFileError(
+            "not a list of rows; write [{…}, {…}], or one object a line as .jsonl", 1
+        )
     position = skip(text, position + 1)
     while text[position : position + 1] != "]":
         line, done = line + text.count("\n", done, position), position
         try:
             row, position = decoder.raw_decode(text, position)
         except (ValueError, RecursionError) as error:  # a key that appears twice too
-            raise Broken(f"not JSON: {getattr(error, 'msg', error)}", line) from None
+            raise BrokenFileError(f"not JSON: {getattr(error, 'msg', error)}", line) from None
         yield line, row if isinstance(row, dict) else RowError("not a JSON object")
         position = skip(text, position)
         if text[position : position + 1] == ",":
             position = skip(text, position + 1)
         elif text[position : position + 1] != "]":
-            raise Broken("not JSON: no comma or ] after this row", line)
+            raise BrokenFileError("not JSON: no comma or ] after this row", line)
 
 
 def skip(text: str, position: int) -> int:
@@ -225,7 +227,7 @@ def csv_rows(file: IO[str], delimiter: str) -> Iterator[tuple[int, Row]]:
     try:
         header = next(filter(None, reader), [])
         if len(set(header)) < len(header):
-            raise Broken(f"a column appears twice in the header: {', '.join(header)}")
+            raise BrokenFileError(f"a column appears twice in the header: {', '.join(header)}")
         line = reader.line_num + 1
         for fields in reader:
             if len(fields) == len(header):
@@ -235,7 +237,7 @@ def csv_rows(file: IO[str], delimiter: str) -> Iterator[tuple[int, Row]]:
             line = reader.line_num + 1
     except csv.Error as error:
         quote = " (a quote that is never closed?)" if "end of data" in str(error) else ""
-        raise Broken(f"not CSV: {error}{quote}", line) from None
+        raise BrokenFileError(f"not CSV: {error}{quote}", line) from None
 
 
 def text_rows(file: Iterable[str], sample_by: str) -> Iterator[tuple[int, Row]]:
@@ -263,7 +265,7 @@ def parquet_blocks(file: IO[bytes], path: Path) -> Iterator[Block]:
     try:
         table = pq.ParquetFile(file)
     except pa.ArrowInvalid as error:
-        raise Broken(f"not Parquet: {error}") from None
+        raise BrokenFileError(f"not Parquet: {error}") from None
     start = 1
     for batch in table.iter_batches(BLOCK_ROWS):
         yield Block(str(path), start, batch)

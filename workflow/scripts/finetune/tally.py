@@ -70,7 +70,8 @@ class Tally:
             if self.rows[name] == 0 and split.get(name, 1) > 0:
                 none = " (validation: 0 if you want none)" if name == "validation" else ""
                 cure = f"or a larger share{none}"
+                cure = cure if name in split else "or smaller shares to the others"
                 raise UserError(
                     f"the {name} split is empty ({self.rows.total()} rows in all). Give more rows, "
-                    f"another split.seed, {cure if name in split else 'or smaller shares to the others'}."
+                    f"another split.seed, {cure}."
                 )
