@@ -214,7 +214,7 @@ class Dataset(Strict):
     train_on: Literal["completions", "last-turn", "all"] = "completions"
     """`completions`: every assistant turn but those of `weight: 0`. `last-turn`: the last one.
     `all`: prompts too. Plain text is always trained on whole."""
-    max_length: Count = 2048
+    max_length: Annotated[int, Field(ge=2), NoBool] = 2048
     """Tokens per row. Plain text is cut into pieces of it."""
     truncate: Literal["drop", "start", "end", "error"] = "drop"
     """Longer rows: leave them out, cut them at the start or end, or stop. All are counted."""
