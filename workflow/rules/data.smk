@@ -4,6 +4,7 @@ make_intents   installed packages -> results/examples/intents.jsonl (the default
 fetch_model    hub, folder, GGUF or package -> results/models/{model}/: pretrained/, model.json
 prepare_data   source files or hub -> results/data/{dataset}/: parquet per split, rejects, stats
 tokenize_data  those two -> results/tokens/{dataset}/{model}/: Arrow folder per split, lint.json
+check_data     lint.json -> lint.html, the data check to read
 """
 
 
@@ -113,3 +114,35 @@ rule tokenize_data:
         'python "$SCRIPTS"/tokenize_data.py --settings {params.settings:q}'
         " --data {params.data} --model {input.model} --output {params.folder}"
         " --threads {threads} 2> {log}"
+
+
+# No plan_run waits for it: it only has to be there when one of them refuses the data.
+rule check_data:
+    input:
+        "results/tokens/{dataset}/{model}/lint.json",
+    output:
+        report(
+            "results/tokens/{dataset}/{model}/lint.html",
+            caption="../report/data.rst",
+            category="Data",
+            labels={"data set": "{dataset}", "model": "{model}"},
+        ),
+    log:
+        "logs/check_data/{dataset}/{model}.log",
+    benchmark:
+        "benchmarks/check_data/{dataset}/{model}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    priority: 1
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        settings=settings_of(stages.check_settings, dataset_of),
+        title="{dataset} for {model}",
+    message:
+        "Checking the tokens of {wildcards.dataset} for {wildcards.model}"
+    shell:
+        'python "$SCRIPTS"/check_data.py --settings {params.settings:q} --lint {input}'
+        " --title {params.title:q} --output {output} 2> {log}"

@@ -6,7 +6,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from finetune.chat import Rendered, TemplateError, conversation, render_conversations
+from finetune.chat import (
+    Conversation,
+    Messages,
+    Rendered,
+    TemplateError,
+    conversation,
+    render_conversations,
+)
 from finetune.cli import UserError
 from finetune.encoding import (
     IGNORED,
@@ -20,6 +27,16 @@ from finetune.lint import Counts, control_tokens, holds_control_token
 
 Encoded = tuple[str, list[int], list[int] | int]
 """The id of the row, token ids, and their labels or the index of a class."""
+
+
+def encode_conversation(
+    tokenizer: PreTrainedTokenizerBase, messages: Messages, **options: Any
+) -> list[Example]:
+    """The examples of one conversation, all answers of which are trained on."""
+    answers = (i for i, message in enumerate(messages) if message["role"] == "assistant")
+    talk = Conversation(messages, learned=tuple(answers))
+    [rendered] = render_conversations(tokenizer, [talk], "completions", options)
+    return list(encode_pieces(tokenizer, rendered.examples))
 
 
 class Encoder:
@@ -81,9 +98,10 @@ class Encoder:
     def fitted(self, row: dict, examples: list[Example]) -> list[Encoded]:
         """What is left of a conversation at max_length."""
         what, kept = self.counts.what, []
+        self.counts.uncut += [len(example.input_ids) for example in examples]
         fits = [self.fit(row["id"], example) for example in examples]
         for example, fit in zip(examples, fits, strict=True):
-            if fit is not None and any(label != IGNORED for label in fit.labels):
+            if fit is not None and fit.labels.count(IGNORED) < len(fit.labels):
                 ends = fit is example or self.settings["truncate"] == "start"
                 self.counts.example(fit, self.tokenizer, ends)
                 kept.append((row["id"], fit.input_ids, fit.labels))
@@ -118,6 +136,7 @@ class Encoder:
         for row, tokens in zip(rows, ids, strict=True):
             *parts, last = encode_text(self.tokenizer, tokens, self.size)
             for part in (*parts, last):
+                self.counts.uncut.append(len(part.input_ids))
                 self.counts.example(part, self.tokenizer, ends=part is last)
                 out.append((row["id"], part.input_ids, part.labels))
         return out
@@ -126,6 +145,7 @@ class Encoder:
         """Text with the special tokens that the tokenizer adds, and its class."""
         out: list[Encoded] = []
         ids = self.tokenizer([row["text"] for row in rows], return_attention_mask=False)
+        self.counts.uncut += map(len, ids["input_ids"])
         for row, tokens in zip(rows, ids["input_ids"], strict=True):
             fit = self.shorter(row, tokens) if len(tokens) > self.size else tokens
             if fit is None:

@@ -23,12 +23,15 @@ class Counts:
 
     what: Counter[str] = field(default_factory=Counter)
     lengths: list[int] = field(default_factory=list)
-    """Tokens of each example."""
+    """Tokens of each example that is kept."""
+    uncut: list[int] = field(default_factory=list)
+    """Tokens of all examples, before any is cut or dropped."""
     labels: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Counts) -> None:
         self.what += other.what
         self.lengths += other.lengths
+        self.uncut += other.uncut
         self.labels += other.labels
 
     def example(self, example: Example, tokenizer: PreTrainedTokenizerBase, ends: bool) -> None:
@@ -76,12 +79,12 @@ def describe(counts: Counts) -> dict[str, Any]:
         "longest": int(lengths.max(initial=0)),
         "dropped": {cause: what[cause] for cause in ("too_long", "unsupervised")},
         **{name: what[name] for name in (*names, *more)},
-        **spread(lengths),
+        **spread(np.array(counts.uncut, dtype=np.int64)),
     }
 
 
 def spread(lengths: np.ndarray) -> dict[str, Any]:
-    """Quantiles and histogram of the lengths, in tokens."""
+    """Quantiles and histogram of lengths in tokens, from which max_length is chosen."""
     if len(lengths) == 0:
         return {
             "quantiles": {"p50": 0, "p90": 0, "p99": 0},
