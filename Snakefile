@@ -29,3 +29,4 @@ rule all:
     input:
         rules.compare.output,
         expand("results/runs/{run}/model", run=CONFIG.runs),
+        [f"results/tokens/{d}/{m}/lint.html" for m, d in BASELINES],

@@ -14,7 +14,9 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from finetune.chat import IGNORED, TemplateError, encode, end_tokens, render, with_system
+from finetune.chat import Conversation, TemplateError, prompt_text, with_system
+from finetune.encoding import IGNORED, end_tokens
+from finetune.examples import encode_conversation
 from project import tiny_tokenizer
 
 CHATML = (
@@ -82,6 +84,12 @@ def turns(*contents, system=None):
     return rows if system is None else [{"role": "system", "content": system}, *rows]
 
 
+def encode(tokenizer, messages, **options):
+    """The only example of a conversation."""
+    [example] = encode_conversation(tokenizer, messages, **options)
+    return example
+
+
 def pieces(tokenizer, example):
     """Runs of supervised and of masked text, in order: [(is supervised, text)]."""
     runs: list = []
@@ -140,7 +148,7 @@ def test_one_turn_is_what_a_server_sends_then_what_it_gets_back(name):
     """The masked ids are those of the rendered prompt, so training and serving agree."""
     tokenizer = build(*FAMILIES[name][:3])
     example = encode(tokenizer, turns("turn on the light", "yes"))
-    prompt = render(tokenizer, turns("turn on the light"), prompt=True)
+    prompt = prompt_text(tokenizer, Conversation(turns("turn on the light", "yes")), {})
     ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
     assert example.input_ids[: len(ids)] == ids
     assert example.labels == [IGNORED] * len(ids) + example.input_ids[len(ids) :]

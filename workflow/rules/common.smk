@@ -13,7 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from finetune import stages
 from finetune.config_errors import ConfigError, load_config
-from finetune.sources import is_local, model_inputs
+from finetune.sources import data_inputs, model_inputs
 from finetune.splits import SPLITS
 
 # Where scripts are is no parameter of a rule: moving the repository must not train again.

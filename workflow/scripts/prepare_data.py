@@ -1,86 +1,68 @@
-"""Rule prepare_data: from source files to train, validation and test rows in one shape.
+"""Rule prepare_data: from whatever people have to train, validation and test rows in one shape.
 
-Reads JSONL, CSV, Parquet or a hub dataset. Writes one parquet file per split (`id`,
-`messages`), `rejects.jsonl` with the place and reason of every row left out, and `stats.json`
-with counts and the digests of local files.
+Reads files, folders and hub datasets. Writes one parquet file per split (finetune.records.SCHEMA),
+`rejects.jsonl` with the place and reason of every row left out, and `stats.json`: counts, also by
+source, overlap of test and train, digests of local files and commits of hub datasets.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
+import functools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
+from itertools import chain, islice
 from pathlib import Path
+from typing import TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import digest_file, write_aside, write_json
-from finetune.hub import hub_errors
-from finetune.records import Reject, RowError, find_format, read_rows, to_messages
-from finetune.sources import is_local
-from finetune.splits import SPLITS, choose_split
+from finetune.formats import find_format
+from finetune.parallel import in_order
+from finetune.places import Place, open_places
+from finetune.readers import Block
+from finetune.records import SCHEMA, Prepared, Recipe, copies, prepare_block
+from finetune.sources import data_files, is_local
+from finetune.splits import SPLITS
+from finetune.tally import Tally
 
-TURN = pa.struct([("role", pa.string()), ("content", pa.string())])
-SCHEMA = pa.schema([("id", pa.string()), ("messages", pa.list_(TURN))])
-ROWS_PER_WRITE = 10_000
-OUTPUTS = (*(f"{split}.parquet" for split in SPLITS), "rejects.jsonl")
+ROWS_PER_GROUP = 10_000
+LOOKED_AT = 100
+"""Rows from which the format of a place is told."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--output", required=True, type=Path, help="folder")
+    parser.add_argument("--rejects", required=True, type=Path, help="rejects.jsonl")
+    parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
+    settings, tally = args.settings, Tally()
+    places = open_places(settings["source"], settings["sample_by"])
     with ExitStack() as stack:
-        aside = {name: stack.enter_context(write_aside(args.output / name)) for name in OUTPUTS}
-        counts = write_splits(args.settings, aside)
-    digests = {s: digest_file(s) for s in args.settings["source"] if is_local(s)}
-    stats = {**counts, "sources": digests, "settings": args.settings}
-    write_json(args.output / "stats.json", stats)
-    rows = ", ".join(f"{counts['rows'][split]} {split}" for split in SPLITS)
-    left_out = f"{counts['duplicates']} duplicates, {sum(counts['rejected'].values())} rejected"
-    say(f"prepare_data: {rows} rows; left out: {left_out}")
-
-
-def write_splits(settings: dict, aside: dict[str, Path]) -> dict:
-    """Stream all rows into their splits. Returns what was counted."""
-    rows, rejected, seen, duplicates = Counter(), Counter(), set(), 0
-    examples: dict[str, str] = {}
-    with ExitStack() as stack:
-        rejects = stack.enter_context(open(aside["rejects.jsonl"], "w", encoding="utf-8"))
-        writers = {s: stack.enter_context(SplitWriter(aside[f"{s}.parquet"])) for s in SPLITS}
-        for row in canonical_rows(settings):
-            if isinstance(row, Reject):
-                rejects.write(row.as_json() + "\n")
-                rejected[row.reason] += 1
-                examples.setdefault(row.reason, f"{row.source}:{row.line}")
-            elif (digest := hashlib.sha256(row["key"].encode()).digest()) in seen:
-                duplicates += 1
-            else:
-                seen.add(digest)
-                rows[row["split"]] += 1
-                writers[row["split"]].add(row)
-    check_rejects(settings["max_rejects"], rows.total() + duplicates, rejected, examples)
-    check_splits(settings["split"], rows)
-    return {
-        "rows": {split: rows[split] for split in SPLITS},
-        "duplicates": duplicates,
-        "rejected": dict(rejected.most_common()),
-    }
+        aside = {s: stack.enter_context(write_aside(args.output / f"{s}.parquet")) for s in SPLITS}
+        writers = {s: stack.enter_context(SplitWriter(path)) for s, path in aside.items()}
+        rejects = stack.enter_context(open(args.rejects, "w", encoding="utf-8"))
+        Preparation(settings, tally, writers, rejects).read(places, args.threads)
+        tally.check_rejects(settings["max_rejects"])
+        tally.check_splits(settings["split"])
+    origin = {"sources": digests(settings["source"]), "commits": commits(places)}
+    write_json(args.output / "stats.json", tally.stats() | origin | {"settings": settings})
+    say("prepare_data: " + summary(tally))
 
 
 class SplitWriter:
-    """Writes canonical rows to one parquet file, some thousands at a time."""
+    """Writes rows to one parquet file, in groups of some thousand: what one process tokenizes."""
 
     def __init__(self, path: Path) -> None:
         self.file = pq.ParquetWriter(path, SCHEMA)
-        self.rows: list[dict] = []
+        self.batches: list[pa.RecordBatch] = []
 
     def __enter__(self) -> SplitWriter:
         return self
@@ -89,105 +71,104 @@ class SplitWriter:
         self.flush()
         self.file.close()
 
-    def add(self, row: dict) -> None:
-        self.rows.append({"id": row["id"], "messages": row["messages"]})
-        if len(self.rows) == ROWS_PER_WRITE:
+    def add(self, rows: pa.RecordBatch) -> None:
+        self.batches.append(rows)
+        if sum(map(len, self.batches)) >= ROWS_PER_GROUP:
             self.flush()
 
     def flush(self) -> None:
-        self.file.write_table(pa.Table.from_pylist(self.rows, schema=SCHEMA))
-        self.rows = []
+        self.file.write_table(pa.Table.from_batches(self.batches, SCHEMA))
+        self.batches = []
 
 
-def canonical_rows(settings: dict) -> Iterator[dict | Reject]:
-    """Rows with id, messages, key (their text) and split."""
-    columns, split, formats = settings["columns"], settings["split"], {}
-    for source, open_splits, number, row in raw_rows(settings):
-        try:
-            if isinstance(row, RowError):
-                raise row
-            if source not in formats:
-                formats[source] = settings["format"] or find_format(row, source, columns)
-            messages = to_messages(row, formats[source], columns)
-            key = json.dumps(messages, sort_keys=True, ensure_ascii=False)
-            group = group_of(row, split["group"], f"{source}:{number}") or key
-        except RowError as error:
-            yield Reject(source, number, str(error))
-            continue
-        shares = {name: split[name] if name in open_splits else 0 for name in SPLITS[1:]}
-        where = open_splits[0] if len(open_splits) == 1 else None
-        where = where or choose_split(group, split["seed"], **shares)
-        yield {"id": f"{source}:{number}", "messages": messages, "key": key, "split": where}
+class Preparation:
+    """Streams rows into their splits; what is left out is counted and written down."""
+
+    def __init__(
+        self, settings: dict, tally: Tally, writers: dict[str, SplitWriter], rejects: TextIO
+    ) -> None:
+        self.settings, self.tally, self.writers, self.rejects = settings, tally, writers, rejects
+        self.seen: set[bytes] = set()
+        self.taken: Counter[int] = Counter()
+        """Usable rows by entry of `source`, for the limits of these."""
+        self.formats: dict[str, str] = {}
+
+    def read(self, places: list[Place], threads: int) -> None:
+        given = {place.into for place in places}
+        for place in places:
+            if (first := next(place.blocks, None)) is None:
+                continue  # an empty file
+            recipe = self.recipe(place, first, given)
+            work = functools.partial(prepare_block, recipe=recipe)
+            for done in in_order(work, chain([first], place.blocks), threads):
+                self.take(place, done)
+                if self.room(place) == 0:
+                    break
+
+    def recipe(self, place: Place, first: Block, given: set[str | None]) -> Recipe:
+        """How to read a place. Where a source brings a split, no other row goes there."""
+        settings = self.settings
+        rows = list(islice((r for _, r in first.rows() if isinstance(r, dict)), LOOKED_AT))
+        found = settings["format"] or (
+            find_format(rows, first.place, settings["columns"]) if rows else "messages"
+        )
+        self.formats[found] = first.place
+        if "text-label" in self.formats and len(self.formats) > 1:
+            listed = "; ".join(f"{place}: {name}" for name, place in self.formats.items())
+            raise UserError(f"labelled rows and others make no data set together: {listed}")
+        shares = {split: 0 for split in SPLITS[1:] if split in given}
+        return Recipe(found, settings["columns"], settings["split"] | shares, place.into)
+
+    def room(self, place: Place) -> float:
+        """How many rows may still come from the entry of `source` that a place belongs to."""
+        limit = place.source["rows"]
+        return float("inf") if limit is None else limit - self.taken[id(place.source)]
+
+    def take(self, place: Place, done: Prepared) -> None:
+        """Count a block, and write what is new in it."""
+        counts = self.tally.sources[place.name]
+        for reject in done.rejects:
+            self.rejects.write(reject.as_json() + "\n")
+            self.tally.reject(place.name, reject)
+        usable = int(min(len(done.contents), self.room(place)))
+        self.taken[id(place.source)] += usable
+        counts["rows"] += usable
+        chosen: dict[str, list[int]] = {split: [] for split in SPLITS}
+        for index in range(usable):
+            content, split = done.contents[index], done.splits[index]
+            if content in self.seen:
+                counts["duplicates"] += 1
+                continue
+            self.seen.add(content)
+            times = copies(content, place.source["weight"]) if split == "train" else 1
+            counts["weighed_out"] += times == 0
+            chosen[split] += [index] * times
+        self.write(done, chosen)
+
+    def write(self, done: Prepared, chosen: dict[str, list[int]]) -> None:
+        for split, indices in chosen.items():
+            if indices:
+                self.writers[split].add(done.rows.take(pa.array(indices)))
+                self.tally.write(split, [done.prompts[index] for index in indices])
 
 
-def group_of(row: dict, column: str | None, place: str) -> str | None:
-    if column is None:
-        return None
-    if column not in row:
-        raise UserError(f"{place}: split.group names {column!r}, but columns are {', '.join(row)}")
-    return f"group {row[column]}"
+def digests(sources: list[dict]) -> dict[str, str]:
+    """SHA-256 of the local files."""
+    paths = (source["path"] for source in sources if is_local(source["path"]))
+    return {file: digest_file(file) for path in paths for file in data_files(path)}
 
 
-def raw_rows(settings: dict) -> Iterator[tuple[str, tuple, int, dict | RowError]]:
-    """(source, splits the row may go to, line number, row)."""
-    for source in settings["source"]:
-        if is_local(source):
-            for number, row in read_rows(Path(source)):
-                yield source, SPLITS, number, row
-        else:
-            yield from hub_rows(source, settings["subset"], settings["revision"])
+def commits(places: Iterable[Place]) -> dict[str, str]:
+    """Of the hub datasets."""
+    return {place.source["path"]: place.commit for place in places if place.commit}
 
 
-def hub_rows(
-    source: str, subset: str | None, revision: str | None
-) -> Iterator[tuple[str, tuple, int, dict]]:
-    """Rows of a hub dataset. Validation and test splits that it has stay what they are.
-
-    They come before train, so that a row which stands in both is left out of train.
-    """
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetNotFoundError
-
-    with hub_errors("dataset", source, revision):
-        try:
-            loaded = load_dataset(source, subset, revision=revision)
-        except DatasetNotFoundError as error:
-            raise UserError(
-                f"the hub has no dataset {source!r} that you may read: {error}"
-            ) from None
-    given = [split for split in SPLITS if split in loaded]
-    if "train" not in given:
-        raise UserError(f"{source} has no train split, only: {', '.join(loaded)}")
-    missing = tuple(split for split in SPLITS if split == "train" or split not in given)
-    if others := [split for split in loaded if split not in SPLITS]:
-        say(f"prepare_data: {source} has other splits, which are left out: {', '.join(others)}")
-    for split in reversed(given):
-        for number, row in enumerate(loaded[split], start=1):
-            yield f"{source}/{split}", missing if split == "train" else (split,), number, row
-
-
-def check_rejects(limit: float, good: int, rejected: Counter, examples: dict[str, str]) -> None:
-    """Stop when more rows are unreadable than the user allows."""
-    bad = rejected.total()
-    if bad == 0 or bad <= limit * (good + bad):
-        return
-    common = "; ".join(f"{n} x {r} (e.g. {examples[r]})" for r, n in rejected.most_common(3))
-    raise UserError(
-        f"{bad} of {good + bad} rows cannot be used, more than max_rejects {limit:.2%} allows: "
-        f"{common}. Mend them, or raise max_rejects under the dataset to leave them out."
-    )
-
-
-def check_splits(split: dict, rows: Counter) -> None:
-    """An empty split where rows were asked for is found now, not after training."""
-    for name in SPLITS:
-        if rows[name] == 0 and split.get(name, 1) > 0:
-            none = " (validation: 0 if you want none)" if name == "validation" else ""
-            cure = f"or a larger share{none}"
-            raise UserError(
-                f"the {name} split is empty ({rows.total()} rows in all). Give more rows, another "
-                f"split.seed, {cure if name in split else 'or smaller shares to the others'}."
-            )
+def summary(tally: Tally) -> str:
+    rows = ", ".join(f"{tally.rows[split]} {split}" for split in SPLITS)
+    left_out = [f"{tally.total('duplicates')} duplicates", f"{tally.total('rejected')} rejected"]
+    if weighed := tally.total("weighed_out"):
+        left_out.append(f"{weighed} by weight")
+    return f"{rows} rows; left out: {', '.join(left_out)}"
 
 
 if __name__ == "__main__":

@@ -1,29 +1,36 @@
 """Rule tokenize_data: prepared rows to token ids and labels, for one model's tokenizer.
 
 Reads the split parquet files and the model folder. Writes one Arrow folder per split
-(`input_ids`, `labels`, `length`, `row`, `id`), which training opens read-only, and
-`lint.json`: counts, supervised share, dropped rows, decoded samples.
+(finetune.tokens), which training opens read-only, and `lint.json`: counts, lengths, what was
+dropped or cut, and decoded samples.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import datasets
-import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
+from transformers import PreTrainedTokenizerBase
 
-from finetune.chat import IGNORED, encode, end_tokens, with_system
 from finetune.cli import UserError, read_settings, run_script, say
-from finetune.files import complete_directory, write_json
+from finetune.examples import Encoder
+from finetune.files import complete_directory, read_json, write_json
+from finetune.lint import SAMPLES, Counts, describe, sample, sample_rows
+from finetune.parallel import in_order
 from finetune.splits import SPLITS
 from finetune.tokenizer import load_tokenizer
+from finetune.tokens import CLASSES, TOKENS, open_tokens
 
-SAMPLES = 3
-ROWS_WORTH_A_PROCESS = 2_000
+BATCH = 1_000
+"""Rows encoded at once."""
 
 
 def main() -> None:
@@ -34,119 +41,113 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=Path, help="folder")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are processes enough
 
-    tokenizer = load_tokenizer(args.model, args.settings["trust_remote_code"])
-    if tokenizer.chat_template is None:
-        raise UserError(
-            "this model has no chat template. Set `chat_template: plain` under the model (a base "
-            "model: text, newline, answer), or `chatml`, or a Jinja file of your own."
-        )
-    datasets.disable_caching()  # it would give old tokens after a change of finetune/chat.py
-    lint = {}
+    classes = class_names(args.data)
+    lint: dict[str, Any] = {
+        "task": "sequence-classification" if classes else "causal-lm",
+        "labels": classes,
+        "prepared": prepared(args.data),
+        "settings": args.settings,
+    }
     for split in SPLITS:
-        rows = read_rows(args.data / f"{split}.parquet")
-        tokens, counts = tokenize(rows, tokenizer, args.settings, args.threads)
-        with complete_directory(args.output / split) as folder:
-            # an empty split would be saved in no file at all, which cannot be opened
-            tokens.save_to_disk(folder, num_shards=None if len(tokens) else 1)
-        lint[split] = counts | describe(tokens, tokenizer)
+        counts = tokenize_split(args, split, classes)
+        lint[split] = describe(counts) | samples(args, split, counts.lengths)
+        if split == "train":
+            lint["label_counts"] = [counts.labels[name] for name in classes] if classes else None
     write_json(args.output / "lint.json", lint)
-    report(lint)
+    say("tokenize_data: " + summary(lint))
 
 
-def read_rows(path: Path) -> datasets.Dataset:
-    """Canonical rows. `datasets` can neither read an empty parquet file nor map over none."""
-    if pq.read_metadata(path).num_rows == 0:
-        return datasets.Dataset.from_dict({name: [] for name in FEATURES}, features=FEATURES)
-    return datasets.Dataset.from_parquet(str(path))
-
-
-def tokenize(
-    rows: datasets.Dataset, tokenizer, settings: dict, threads: int
-) -> tuple[datasets.Dataset, dict]:
-    """Encode every row; leave out, and count, those that cannot be trained on."""
-    processes = min(threads, len(rows) // ROWS_WORTH_A_PROCESS)
-    tokens = rows.map(
-        functools.partial(encode_rows, tokenizer=tokenizer, **settings),
-        batched=True,
-        remove_columns=["messages"] if len(rows) else None,
-        num_proc=processes if processes > 1 else None,
-        features=FEATURES,
-    )
-    counts = Counter(tokens["status"])
-    kept = tokens.filter(is_kept, batched=True, input_columns="status").remove_columns("status")
-    # error messages of training name rows by this index
-    kept = kept.add_column("row", np.arange(len(kept)))
-    return kept, {"rows": counts["kept"], "too_long": counts["too_long"]}
-
-
-FEATURES = datasets.Features(
-    {
-        "id": datasets.Value("string"),
-        "input_ids": datasets.List(datasets.Value("int32")),
-        "labels": datasets.List(datasets.Value("int32")),
-        "length": datasets.Value("int32"),
-        "status": datasets.Value("string"),
-    }
-)
-
-
-def is_kept(statuses: list[str]) -> list[bool]:
-    return [status == "kept" for status in statuses]
-
-
-def encode_rows(batch: dict, *, tokenizer, system_prompt: str | None, max_length: int, **_) -> dict:
-    """Columns of FEATURES for a batch of canonical rows."""
-    out: dict[str, list] = {name: [] for name in FEATURES}
-    for name, messages in zip(batch["id"], batch["messages"], strict=True):
-        example = encode(tokenizer, with_system(messages, system_prompt))
-        length = len(example.input_ids)
-        values = {"id": name, "length": length} | vars(example)
-        values["status"] = "kept" if length <= max_length else "too_long"
-        for key, value in values.items():
-            out[key].append(value)
-    return out
-
-
-def describe(tokens: datasets.Dataset, tokenizer) -> dict:
-    """What a split holds, in tokens, and how its first rows read with their mask."""
-    supervised, ended = 0, 0
-    ends = end_tokens(tokenizer)
-    for labels in tokens["labels"]:
-        supervised += sum(label != IGNORED for label in labels)
-        ended += labels[-1] in ends
-    lengths = tokens["length"][:]
-    return {
-        "tokens": sum(lengths),
-        "supervised_tokens": supervised,
-        "rows_with_end_token": ended,
-        "longest": max(lengths, default=0),
-        "samples": [
-            sample(row, tokenizer) for row in tokens.select(range(min(SAMPLES, len(tokens))))
-        ],
-    }
-
-
-def sample(row: dict, tokenizer) -> dict:
-    """One row decoded: all of it, and the part that is trained on."""
-    trained_on = [label for label in row["labels"] if label != IGNORED]
-    decoded = {"text": row["input_ids"], "trained_on": trained_on}
-    return {"id": row["id"]} | {key: tokenizer.decode(ids) for key, ids in decoded.items()}
-
-
-def report(lint: dict) -> None:
-    """Say what was kept; refuse a training split that cannot teach."""
-    train = lint["train"]
-    if train["rows"] == 0:
+def class_names(data: Path) -> list[str] | None:
+    """All labels, in order; None for rows without any."""
+    columns = (pq.read_table(data / f"{s}.parquet", columns=["label"])["label"] for s in SPLITS)
+    counts = Counter(label for column in columns for label in column.to_pylist())
+    if (rows := counts.total()) == counts.pop(None, 0):
+        return None
+    if len(counts) < 2 or len(counts) > max(20, rows / 2):
+        some = ", ".join(list(counts)[:5])
         raise UserError(
-            f"all {train['too_long']} training rows are longer than max_length; raise it under "
-            "the dataset."
+            f"{rows} rows have {len(counts)} different labels ({some}{', …' * (len(counts) > 5)}). "
+            "Is it the right column? Map yours: `columns: {label: …}`."
         )
-    dropped = sum(split["too_long"] for split in lint.values())
-    share = train["supervised_tokens"] / train["tokens"]
-    say(
-        f"tokenize_data: {train['tokens']} training tokens in {train['rows']} rows (longest "
-        f"{train['longest']}), {share:.0%} supervised; {dropped} rows over max_length left out"
+    return sorted(counts)
+
+
+def prepared(data: Path) -> dict:
+    """What the page of the data check tells of the rule before."""
+    stats = read_json(data / "stats.json")
+    return {key: stats[key] for key in ("rows", "duplicates", "rejected", "overlap")}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one process tokenizes at a time."""
+
+    rows: Path
+    groups: list[int]
+    """Row groups of the parquet file."""
+    tokens: Path
+
+
+def tokenize_split(args: argparse.Namespace, split: str, classes: list[str] | None) -> Counts:
+    rows = args.data / f"{split}.parquet"
+    count = pq.read_metadata(rows).num_row_groups
+    work = functools.partial(
+        tokenize_part, model=args.model, settings=args.settings, classes=classes
+    )
+    total = Counts()
+    with complete_directory(args.output / split) as folder:
+        parts = [Part(rows, [i], folder / f"{i:05d}.arrow") for i in range(count)]
+        # a split without rows is one file without rows, which can be opened
+        for counts in in_order(work, parts or [Part(rows, [], folder / "0.arrow")], args.threads):
+            total.add(counts)
+    return total
+
+
+def tokenize_part(part: Part, model: Path, settings: dict, classes: list[str] | None) -> Counts:
+    numbers = {name: number for number, name in enumerate(classes)} if classes else None
+    encoder = Encoder(tokenizer_of(model, settings["trust_remote_code"]), settings, numbers)
+    schema = CLASSES if classes else TOKENS
+    with pa.OSFile(str(part.tokens), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for rows in read_rows(part):
+            writer.write_batch(as_batch(encoder.encode(rows), schema))
+    return encoder.counts
+
+
+@functools.cache
+def tokenizer_of(model: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    return load_tokenizer(model, trust_remote_code)
+
+
+def read_rows(part: Part) -> Iterator[list[dict]]:
+    file = pq.ParquetFile(part.rows)
+    for batch in file.iter_batches(BATCH, row_groups=part.groups):
+        yield batch.to_pylist()
+
+
+def as_batch(encoded: list[tuple], schema: pa.Schema) -> pa.RecordBatch:
+    names, ids, labels = zip(*encoded, strict=True) if encoded else ([], [], [])
+    columns = [names, ids, labels, list(map(len, ids))]
+    arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def samples(args: argparse.Namespace, split: str, lengths: list[int]) -> dict[str, list]:
+    tokens = open_tokens(args.output / split)
+    tokenizer = tokenizer_of(args.model, args.settings["trust_remote_code"])
+    rows = sample_rows(lengths, SAMPLES[split])
+    return {"samples": [sample(tokens[row], tokenizer) for row in rows]}
+
+
+def summary(lint: dict) -> str:
+    train = lint["train"]
+    dropped = sum(sum(lint[split]["dropped"].values()) for split in SPLITS)
+    taught = f"{train['supervised_tokens'] / max(1, train['tokens']):.0%} supervised"
+    taught = f"{len(lint['labels'])} classes" if lint["labels"] else taught
+    return (
+        f"{train['tokens']} training tokens in {train['sequences']} rows (longest "
+        f"{train['longest']}), {taught}; {dropped} rows left out"
     )
 
 

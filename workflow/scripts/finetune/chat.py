@@ -1,26 +1,30 @@
-"""Conversations to tokens, and which of those tokens are trained on.
+"""Conversations to text, and which parts of that text are trained on.
 
-Assistant spans are found by prefix rendering: the text of the first k turns must be a prefix
-of the text of the first k + 1. Chat templates of most released models have no
-`{% generation %}` block, so a mask from the template itself would be all zeros. Positions
-decide, never token ids: a pad token that equals EOS cannot unmask or mask anything.
+Assistant spans are found by prefix rendering: the text of the turns before an answer, with the
+header that opens it, must be a prefix of the text with the answer. Chat templates of most released
+models have no `{% generation %}` block, so a mask from the template itself would be all zeros.
+Positions decide, never token ids: a pad token that equals EOS cannot unmask or mask anything.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 from jinja2 import TemplateError as JinjaError
 from transformers import PreTrainedTokenizerBase
 
 from finetune.cli import UserError
 
-IGNORED = -100
-"""Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
+Messages = list[dict[str, Any]]
+Piece = tuple[str, bool]
+"""A run of text, and whether it is trained on."""
 
-Messages = list[dict[str, str]]
-Span = tuple[int, int]
+EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
 
 
 class TemplateError(UserError):
@@ -28,11 +32,50 @@ class TemplateError(UserError):
 
 
 @dataclass(frozen=True)
-class Example:
-    """One row ready for training: ids and labels of the same length."""
+class Conversation:
+    """A row as the chat template takes it."""
 
-    input_ids: list[int]
-    labels: list[int]
+    messages: Messages
+    tools: list[dict] | None = None
+    learned: tuple[int, ...] = ()
+    """Which assistant turns are trained on."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An assistant turn within its conversation."""
+
+    before: str
+    """All text that a server would send to get it, the header that opens it included."""
+    until: str
+    """All text up to its end."""
+    masked: int = 0
+    """Characters at its start that are not trained on: an empty thought of the template's own."""
+
+    @property
+    def start(self) -> int:
+        return len(self.before) + self.masked
+
+    @property
+    def end(self) -> int:
+        """Where the marker that ends it ends: what follows teaches nothing."""
+        return len(self.until.rstrip("\n "))
+
+
+def conversation(row: dict, system_prompt: str | None, train_on: str) -> Conversation:
+    """The conversation in a prepared row, cut after the last turn that is trained on."""
+    turns = [
+        {"role": turn["role"], "content": turn["content"], **json.loads(turn["extra"] or "{}")}
+        for turn in row["messages"]
+    ]
+    weighed = [i for i, t in enumerate(row["messages"]) if t["role"] == "assistant" and t["train"]]
+    messages = with_system(turns, system_prompt)
+    learned = [index + len(messages) - len(turns) for index in weighed]
+    if train_on == "last-turn":
+        learned = learned[-1:]
+    end = len(messages) if train_on == "all" else learned[-1] + 1
+    tools = json.loads(row["tools"]) if row["tools"] else None
+    return Conversation(messages[:end], tools, tuple(learned))
 
 
 def with_system(messages: Messages, system_prompt: str | None) -> Messages:
@@ -42,81 +85,147 @@ def with_system(messages: Messages, system_prompt: str | None) -> Messages:
     return [{"role": "system", "content": system_prompt}, *messages]
 
 
-def render(tokenizer: PreTrainedTokenizerBase, messages: Messages, prompt: bool = False) -> str:
-    """The conversation as text; `prompt` adds the header that opens the assistant's turn."""
+Job = tuple[Conversation, int, bool]
+"""A conversation, how many of its turns are wanted, and whether a header follows them."""
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, jobs: Iterable[Job], options: dict[str, Any]
+) -> dict[tuple, str]:
+    """Text for each job, by (id of the conversation, turns, header)."""
+    alike: dict[tuple, list[Job]] = defaultdict(list)
+    for job in jobs:
+        alike[(json.dumps(job[0].tools), job[2])].append(job)
+    texts: dict[tuple, str] = {}
+    for (tools, header), group in alike.items():
+        kwargs = {"tools": json.loads(tools), "add_generation_prompt": header, **options}
+        rendered = render_alike(tokenizer, group, kwargs)
+        texts |= {(id(c), n, header): t for (c, n, _), t in zip(group, rendered, strict=True)}
+    return texts
+
+
+def render_alike(tokenizer: PreTrainedTokenizerBase, jobs: list[Job], kwargs: dict) -> list[str]:
+    """One call for many: a third of the time of a call for each."""
+    chats = [talk.messages[:count] for talk, count, _ in jobs]
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    except JinjaError as error:
-        roles = ", ".join(message["role"] for message in messages)
+        return tokenizer.apply_chat_template(chats, tokenize=False, **kwargs)
+    except (JinjaError, TypeError, ValueError) as error:
+        roles = ", ".join(message["role"] for message in culprit(tokenizer, chats, kwargs))
         raise TemplateError(
             f"the chat template refuses a row with the turns {roles}: {error}. Leave out what it "
             "does not know (a system turn, `system_prompt`), or set another `chat_template`."
         ) from None
 
 
-def assistant_spans(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> tuple[str, list]:
-    """The whole text, and the character span [start, end) of each assistant turn.
-
-    A span holds the turn's content and the marker that ends it, not the header before it.
-    """
-    whole = render(tokenizer, messages)
-    spans: list[Span] = []
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before = render(tokenizer, messages[:index], prompt=True)
-            until = render(tokenizer, messages[: index + 1])
-            if not (until.startswith(before) and whole.startswith(until)):
-                raise TemplateError(
-                    "the chat template rewrites earlier turns, so the assistant's tokens cannot "
-                    "be told apart; set `chat_template: chatml` or `plain` under the model"
-                )
-            spans.append((len(before), len(until.rstrip("\n "))))
-    return whole, spans
+def culprit(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], kwargs: dict) -> Messages:
+    """The first conversation that the template refuses."""
+    for chat in chats:
+        try:
+            tokenizer.apply_chat_template(chat, tokenize=False, **kwargs)
+        except (JinjaError, TypeError, ValueError):
+            return chat
+    return chats[0]
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, messages: Messages) -> Example:
-    """Token ids, and labels that hold the assistant's tokens and IGNORED elsewhere.
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text."""
 
-    The template writes the special tokens, so the tokenizer adds none: one BOS at most. EOS is
-    added, and supervised, where the template ends the last turn without a marker of its own.
-    """
-    whole, spans = assistant_spans(tokenizer, messages)
-    whole = whole[: spans[-1][1]]  # what follows the last end marker teaches nothing
-    ids, offsets = tokenize(tokenizer, whole, [])
-    edges = {edge for span in spans for edge in span}
-    shared = {edge for edge in edges if any(start < edge < end for start, end in offsets)}
-    if shared:  # one token for the header's end and the answer's start: a server has two
-        ids, offsets = tokenize(tokenizer, whole, sorted(shared))
-    labels = [
-        token if any(left <= start < right for left, right in spans) else IGNORED
-        for token, (start, _) in zip(ids, offsets, strict=True)
-    ]
-    if ids and ids[-1] not in end_tokens(tokenizer):
-        ids.append(tokenizer.eos_token_id)
-        labels.append(tokenizer.eos_token_id)
-    if ids[:2] == [tokenizer.bos_token_id] * 2:
-        raise TemplateError("the chat template writes BOS twice; remove one from the template")
-    return Example(ids, labels)
+    examples: list[list[Piece]]
+    """One, unless the template rewrites earlier turns (drops their thoughts, say): then each
+    answer is learned after the very text that a server would send for it."""
+    empty_thoughts: int
+    """Answers before which the template wrote one."""
 
 
-def tokenize(
-    tokenizer: PreTrainedTokenizerBase, text: str, cuts: list[int]
-) -> tuple[list[int], list[Span]]:
-    """Token ids and the characters of each. No token reaches over a cut."""
-    ids: list[int] = []
-    offsets: list[Span] = []
-    for left, right in pairwise([0, *cuts, len(text)]):
-        encoded = tokenizer(text[left:right], add_special_tokens=False, return_offsets_mapping=True)
-        ids += encoded["input_ids"]
-        offsets += [(left + start, left + end) for start, end in encoded["offset_mapping"]]
-    return ids, offsets
+def render_conversations(
+    tokenizer: PreTrainedTokenizerBase,
+    talks: list[Conversation],
+    train_on: str,
+    options: dict[str, Any],
+) -> list[Rendered]:
+    """The pieces of each conversation. Raises TemplateError."""
+    texts = render(tokenizer, wanted_texts(talks, train_on), options)
+    how = whole_example if train_on == "all" else answer_examples
+    return [how(talk, texts) for talk in talks]
 
 
-def end_tokens(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Ids that can end a turn: EOS and the model's other special tokens (<|eot_id|>, …).
+def wanted_texts(talks: list[Conversation], train_on: str) -> Iterator[Job]:
+    for talk in talks:
+        for turn in skipped(talk) if train_on == "all" else talk.learned:
+            yield talk, turn, True
+            yield talk, turn + 1, False
+        if train_on == "all":
+            yield talk, len(talk.messages), False
 
-    Not the unknown token: it can be the last letter of an answer.
-    """
-    added = tokenizer.added_tokens_decoder.items()
-    special = set(tokenizer.all_special_ids) | {index for index, token in added if token.special}
-    return special - {tokenizer.unk_token_id} | {tokenizer.eos_token_id}
+
+def skipped(talk: Conversation) -> list[int]:
+    """Assistant turns of weight 0."""
+    assistant = (i for i, m in enumerate(talk.messages) if m["role"] == "assistant")
+    return [index for index in assistant if index not in talk.learned]
+
+
+def answer_examples(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
+    """Pieces of which the learned answers are trained on, each answer in one example."""
+    found = answers(talk, talk.learned, texts)
+    waiting, examples = found, []
+    while waiting:
+        text = waiting[-1].until
+        fitting = [answer for answer in waiting if text.startswith(answer.until)]
+        examples.append(cut(text, fitting))
+        waiting = [answer for answer in waiting if not text.startswith(answer.until)]
+    return Rendered(examples[::-1], sum(answer.masked > 0 for answer in found))
+
+
+def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -> list[Answer]:
+    found = []
+    for turn in turns:
+        before, until = texts[id(talk), turn, True], texts[id(talk), turn + 1, False]
+        if not until.startswith(before):
+            raise TemplateError(
+                "the chat template opens an answer in another way than it writes one, so the "
+                "assistant's tokens cannot be told apart; set `chat_template: chatml` or `plain` "
+                "under the model, or `template_options` if it has a switch for that"
+            )
+        masked = empty_thought(talk.messages[turn], until[len(before) :])
+        found.append(Answer(before, until, masked))
+    return found
+
+
+def empty_thought(message: dict[str, Any], text: str) -> int:
+    """The length of an empty thought that the template wrote by itself. To train on it is to
+    unlearn thinking."""
+    found = EMPTY_THOUGHT.match(text)
+    own = message["content"].lstrip().startswith("<think>")
+    return found.end() if found and not own else 0
+
+
+def cut(text: str, spans: list[Answer]) -> list[Piece]:
+    """The text up to the last answer's end, in pieces; the answers are trained on."""
+    pieces, position = [], 0
+    for answer in spans:
+        pieces += [(text[position : answer.start], False), (text[answer.start : answer.end], True)]
+        position = answer.end
+    return [piece for piece in pieces if piece[0]]
+
+
+def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
+    """`train_on: all`: everything but the turns of weight 0."""
+    text = texts[id(talk), len(talk.messages), False].rstrip("\n ")
+    left_out = answers(talk, skipped(talk), texts)
+    if not all(text.startswith(answer.until.rstrip("\n ")) for answer in left_out):
+        raise TemplateError(
+            "the chat template rewrites earlier turns, so a turn of weight 0 cannot be left out "
+            "of `train_on: all`; use `train_on: completions`"
+        )
+    pieces = [(piece, not learned) for piece, learned in cut(text, left_out)]
+    rest = text[left_out[-1].end if left_out else 0 :]
+    return Rendered([[*pieces, *([(rest, True)] if rest else [])]], empty_thoughts=0)
+
+
+def prompt_text(
+    tokenizer: PreTrainedTokenizerBase, talk: Conversation, options: dict[str, Any]
+) -> str:
+    """What a server is sent to get the last turn."""
+    count = len(talk.messages) - 1
+    return render(tokenizer, [(talk, count, True)], options)[id(talk), count, True]

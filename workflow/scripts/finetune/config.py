@@ -35,6 +35,7 @@ QLORA_ZERO3 = (
     "4-bit weights are not partitioned at load, so every GPU would hold them all; "
     "use `launch: ddp`, or `method: lora` if the 16-bit weights must be sharded"
 )
+ZERO = ("zero1", "zero2", "zero3", "zero3-offload")
 REFUSED: dict[tuple[str, str], str] = {
     ("qlora", "zero1"): QLORA_ZERO,
     ("qlora", "zero2"): QLORA_ZERO,
@@ -112,7 +113,7 @@ class Model(Strict):
     chat_template: str | None = None
     """`chatml`, `plain`, or a Jinja file. Default: the template that ships with the model."""
     template_options: dict[str, Any] = {}
-    """Variables for the chat template, in training and evaluation, e.g. `enable_thinking: false`."""
+    """Variables for the chat template wherever it is used, e.g. `enable_thinking: false`."""
     pad_token: str | None = None
     """Default: the model's own, or a spare special token where that is missing or equals EOS."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
@@ -136,7 +137,7 @@ class Source(Strict):
     rows: Count | None = None
     """Take the first N usable rows."""
     weight: Positive = 1
-    """How often a training row counts: 0.25 keeps a quarter of them, by hash; 2 takes each twice."""
+    """How often a training row is taken: 0.25 keeps a quarter, by hash; 2 takes each twice."""
 
 
 OneOrMany = BeforeValidator(as_sources, json_schema_input_type=str | Source | list[str | Source])
@@ -213,7 +214,7 @@ class Dataset(Strict):
     train_on: Literal["completions", "last-turn", "all"] = "completions"
     """`completions`: every assistant turn but those of `weight: 0`. `last-turn`: the last one.
     `all`: prompts too. Plain text is always trained on whole."""
-    max_length: Count = 2048
+    max_length: Annotated[int, Field(ge=2), NoBool] = 2048
     """Tokens per row. Plain text is cut into pieces of it."""
     truncate: Literal["drop", "start", "end", "error"] = "drop"
     """Longer rows: leave them out, cut them at the start or end, or stop. All are counted."""
@@ -324,10 +325,10 @@ class Run(RunDefaults):
     @model_validator(mode="after")
     def check_task(self) -> Run:
         if self.task == "sequence-classification":
-            if self.method == "qlora":
-                raise ValueError(f"`qlora` for classification is refused: {QLORA_CLASSIFIER}")
-            if self.launch != "ddp":
-                raise ValueError(f"`{self.launch}` for classification is refused: {ZERO_CLASSIFIER}")
+            refused = {"qlora": QLORA_CLASSIFIER} | dict.fromkeys(ZERO, ZERO_CLASSIFIER)
+            for choice in (self.method, self.launch):
+                if reason := refused.get(choice):
+                    raise ValueError(f"`{choice}` for classification is refused: {reason}")
         return self
 
     @model_validator(mode="after")

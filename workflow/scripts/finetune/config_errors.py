@@ -10,8 +10,8 @@ from typing import Any, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from finetune.config import Config, complete_run
-from finetune.sources import is_local
+from finetune.config import Config, Source, complete_run
+from finetune.sources import is_local, is_saved
 from finetune.stages import METHOD_SECTIONS
 
 Location = tuple[Any, ...]
@@ -70,10 +70,16 @@ def idle_sections(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:
 
 
 def untested(config: Config) -> Iterable[tuple[Location, str]]:
-    """Files without a test split. A hub dataset may bring its own."""
+    """Files without a test split. A hub dataset or a saved one may bring its own."""
     for name, dataset in config.datasets.items():
-        if dataset.split.test == 0 and all(map(is_local, dataset.source)):
+        if dataset.split.test == 0 and not any(map(may_bring_a_test_split, dataset.source)):
             yield ("datasets", name, "split", "test"), "every model is evaluated; give it a share"
+
+
+def may_bring_a_test_split(source: Source) -> bool:
+    if source.into is not None:
+        return source.into == "test"
+    return not is_local(source.path) or is_saved(source.path)
 
 
 def written_twice(node: Any, loc: Location = ()) -> Iterable[tuple[Location, str]]:

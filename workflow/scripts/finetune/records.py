@@ -1,25 +1,40 @@
-"""Rows as people have them, read one by one, turned into one canonical shape.
+"""The one shape that prepared rows have, and how a block of raw rows comes into it.
 
-Canonical row: `id` (file:line), `messages` (list of {role, content}). A row that cannot be
-used is a Reject with its place and reason, never a silent gap. Lines are read here and not by
-`datasets`: Arrow's type inference turns strings to null depending on the order of rows
-(huggingface/datasets issue 7222), and it keeps no line numbers.
+A prepared row has `id` (place:line) and either `messages` (with the `tools` that they may call),
+or `text`, or `text` and `label`. A row that cannot be used is a Reject with its place and reason,
+never a silent gap.
 """
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import json
-import sys
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from finetune.cli import UserError
+import pyarrow as pa
 
-FORMATS = {"messages": ("messages",), "prompt-completion": ("prompt", "completion")}
-"""The columns each format needs, by our names."""
+from finetune.formats import canonical
+from finetune.readers import Block, RowError
+from finetune.splits import choose_split, position
+
+TURN = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("train", pa.bool_()),
+        ("extra", pa.string()),
+    ]
+)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("messages", pa.list_(TURN)),
+        ("tools", pa.string()),
+        ("text", pa.string()),
+        ("label", pa.string()),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -34,158 +49,71 @@ class Reject:
         return json.dumps(asdict(self), ensure_ascii=False)
 
 
-class RowError(ValueError):
-    """Why one row cannot be used."""
+@dataclass(frozen=True)
+class Recipe:
+    """How the rows of a place are read and split. It is sent to other processes."""
+
+    format: str
+    columns: dict[str, str]
+    split: dict[str, Any]
+    """The section of the config, with a share of 0 for splits that a source brings."""
+    into: str | None
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, dict | RowError]]:
-    """(line or row number from 1, row) of a JSONL, CSV or Parquet file."""
-    readers = {".jsonl": read_jsonl, ".csv": read_csv, ".parquet": read_parquet}
-    if path.suffix not in readers:
-        raise UserError(f"{path}: cannot read {path.suffix!r} files; known: {', '.join(readers)}")
-    return readers[path.suffix](path)
+@dataclass
+class Prepared:
+    """What became of a block. All lists but `rejects` have one entry per usable row."""
+
+    rows: pa.RecordBatch | None = None
+    contents: list[bytes] = field(default_factory=list)
+    """Digest of all that a row holds: rows of equal content are duplicates."""
+    prompts: list[int] = field(default_factory=list)
+    """Digest of what is asked, in lower case and without spaces."""
+    splits: list[str] = field(default_factory=list)
+    rejects: list[Reject] = field(default_factory=list)
 
 
-def read_jsonl(path: Path) -> Iterator[tuple[int, dict | RowError]]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, parse_json(line)
-
-
-def parse_json(line: bytes) -> dict | RowError:
-    try:
-        row = load_json(line.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        return RowError("not UTF-8; convert the file, e.g. iconv -f latin1 -t utf-8")
-    except RowError as error:
-        return error
-    return row if isinstance(row, dict) else RowError("not a JSON object")
-
-
-def load_json(text: str) -> Any:
-    """Raises RowError for broken JSON, and for what Python will not read (too deep, too long)."""
-    try:
-        return json.loads(text, object_pairs_hook=unique_keys)
-    except RowError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise RowError(f"not JSON: {getattr(error, 'msg', error)}") from None
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise RowError("a key appears twice")
-    return row
-
-
-def read_csv(path: Path) -> Iterator[tuple[int, dict | RowError]]:
-    csv.field_size_limit(sys.maxsize)  # else a text of 131,073 letters is "not CSV"
-    try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
-            yield from csv_rows(path, csv.reader(file, strict=True))
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8; convert it, e.g. iconv -f latin1 -t utf-8") from None
-
-
-def csv_rows(path: Path, reader: Any) -> Iterator[tuple[int, dict | RowError]]:
-    """Rows with the line they start on: a quoted field may hold line breaks."""
-    line = 1
-    try:
-        header = next(filter(None, reader), [])
-        if len(set(header)) < len(header):
-            raise UserError(f"{path}: a column appears twice in the header: {', '.join(header)}")
-        line = reader.line_num + 1
-        for fields in reader:
-            if len(fields) == len(header):
-                yield line, dict(zip(header, fields, strict=True))
-            elif fields:  # else it is an empty line
-                yield line, RowError("another number of fields than the header")
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise UserError(f"{path}:{line}: not CSV: {error}") from None
-
-
-def read_parquet(path: Path) -> Iterator[tuple[int, dict | RowError]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file = pq.ParquetFile(path)
-    except pa.ArrowInvalid as error:
-        raise UserError(f"{path}: not Parquet: {error}") from None
-    number = 0
-    for batch in file.iter_batches():
-        for row in batch.to_pylist():
-            number += 1
-            yield number, row
-
-
-def find_format(row: dict, source: str, columns: dict[str, str]) -> str:
-    """The format whose columns the row has. `columns` maps our names to the user's."""
-    named = {columns.get(ours, ours): ours for names in FORMATS.values() for ours in names}
-    present = {named[key] for key in row if key in named}
-    fitting = [name for name, needs in FORMATS.items() if set(needs) <= present]
-    if len(fitting) == 1:
-        return fitting[0]
-    found = ", ".join(row)
-    if fitting:
-        raise UserError(f"{source} fits {' and '.join(fitting)} (columns: {found}); set `format`.")
-    wanted = (" and ".join(f"`{columns.get(n, n)}`" for n in names) for names in FORMATS.values())
-    raise UserError(
-        f"{source} has the columns: {found}. Needed: {', or '.join(wanted)}. "
-        "Map yours under the dataset, e.g. `columns: {prompt: question, completion: answer}`."
-    )
-
-
-def to_messages(row: dict, format: str, columns: dict[str, str]) -> list[dict[str, str]]:
-    """The conversation in a row. Raises RowError."""
-    values = [row.get(columns.get(name, name)) for name in FORMATS[format]]
-    if format == "messages":
-        messages = [clean_turn(turn) for turn in as_turns(values[0])]
-    else:
-        roles = ("user", "assistant")
-        pairs = zip(roles, values, FORMATS[format], strict=True)
-        messages = [{"role": r, "content": text(v, name)} for r, v, name in pairs]
-    check_order([m["role"] for m in messages])
-    return messages
-
-
-def as_turns(value: Any) -> list:
-    if isinstance(value, str):  # CSV can hold messages only as JSON text
+def prepare_block(block: Block, recipe: Recipe) -> Prepared:
+    """Usable rows in the shape of SCHEMA, and the rejects."""
+    done, rows = Prepared(), []
+    for number, raw in block.rows():
         try:
-            value = load_json(value)
+            if isinstance(raw, RowError):
+                raise raw
+            row = canonical(raw, recipe.format, recipe.columns)
+            content = json.dumps(row, ensure_ascii=False)
+            split = recipe.into or split_of(raw, content, recipe.split)
         except RowError as error:
-            raise RowError(f"messages is text, but {error}") from None
-    if not isinstance(value, list) or not value:
-        raise RowError("messages is not a list of turns, or is empty")
-    return value
+            done.rejects.append(Reject(block.place, number, str(error)))
+            continue
+        rows.append({"id": f"{block.place}:{number}", **row})
+        done.contents.append(hashlib.blake2b(content.encode(), digest_size=16).digest())
+        done.prompts.append(prompt_digest(row))
+        done.splits.append(split)
+    done.rows = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+    return done
 
 
-def clean_turn(turn: Any) -> dict[str, str]:
-    if not isinstance(turn, dict) or turn.get("role") not in ("system", "user", "assistant"):
-        raise RowError("a turn needs a role: system, user or assistant")
-    return {"role": turn["role"], "content": text(turn.get("content"), f"{turn['role']} content")}
+def split_of(raw: dict, content: str, split: dict[str, Any]) -> str:
+    """By the row's group, or by its own content where it has none."""
+    key = content
+    if split["group"] is not None:
+        if split["group"] not in raw:
+            raise RowError(f"no column {split['group']!r}, which split.group names")
+        if (group := raw[split["group"]]) is not None:
+            key = f"group {group}"
+    return choose_split(key, split["seed"], split["validation"], split["test"])
 
 
-def text(value: Any, name: str) -> str:
-    if value is None:
-        raise RowError(f"{name} is missing")
-    if not isinstance(value, str):
-        raise RowError(f"{name} is {type(value).__name__}, not text")
-    if not value.strip():
-        raise RowError(f"{name} is empty")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise RowError(f"{name} holds a lone surrogate, which is no text") from None
-    return value
+def prompt_digest(row: dict) -> int:
+    """64 bits of the text before the last turn, or of the whole text."""
+    turns = row["messages"]
+    text = " ".join(turn["content"] for turn in turns[:-1]) if turns else row["text"]
+    plain = "".join(text.casefold().split())
+    digest = hashlib.blake2b(plain.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
 
 
-def check_order(roles: list[str]) -> None:
-    """[system] (user assistant)+: what chat templates accept and training can learn from."""
-    turns = roles[1:] if roles[0] == "system" else roles
-    expected = ["user", "assistant"] * (len(turns) // 2)
-    if not turns or turns != expected:
-        raise RowError("turns must go [system] user assistant user assistant …, assistant last")
+def copies(content: bytes, weight: float) -> int:
+    """How often a training row with this content digest is taken: `weight` on average."""
+    return int(weight) + (position(content) < weight % 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,17 +11,53 @@ from typing import TYPE_CHECKING
 from finetune.cli import UserError
 
 if TYPE_CHECKING:
-    from finetune.config import Model
+    from finetune.config import Dataset, Model
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
+FILE_KINDS = ("jsonl", "json", "csv", "tsv", "parquet", "txt")
+SAVED = ("dataset_dict.json", "dataset_info.json")
+"""What `datasets` writes into a folder of `save_to_disk`."""
+
+
+def file_kind(path: Path) -> str | None:
+    """`csv` for `a.csv` and `a.csv.gz`; None for a file that holds no rows."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes[-1:] == [".gz"]:
+        suffixes.pop()
+    kind = suffixes[-1].removeprefix(".") if suffixes else ""
+    kind = "jsonl" if kind == "ndjson" else kind
+    return kind if kind in FILE_KINDS else None
 
 
 def is_local(source: str) -> bool:
-    """A path, rather than a hub id: it says so (`./`, `/`, `~`), has a file's ending, or exists."""
+    """A path, rather than a hub id: it says so (`./`, `/`, `~`), has a file's ending, is a
+    pattern, or exists."""
     path = Path(source)
-    looks = source.startswith((".", "/", "~")) or path.suffix in (*DATA_SUFFIXES, ".gguf")
-    return looks or path.exists() or not HUB_ID.fullmatch(source)
+    looks = source.startswith((".", "/", "~")) or path.suffix == ".gguf" or file_kind(path)
+    return bool(looks) or path.exists() or not HUB_ID.fullmatch(source)
+
+
+def is_saved(path: str) -> bool:
+    """A folder of `save_to_disk`."""
+    return any(Path(path, name).is_file() for name in SAVED)
+
+
+def data_files(path: str) -> list[str]:
+    """The files behind a local path, folder or pattern, sorted. Where there is none, the path
+    itself: Snakemake, or whoever opens it, then says what is missing."""
+    if Path(path).is_dir():
+        files = map(str, visible_files(Path(path)))
+        found = [f for f in files if is_saved(path) or file_kind(Path(f))]
+    else:
+        matches = [path] if Path(path).exists() else glob.glob(path, recursive=True)
+        found = [match for match in matches if Path(match).is_file()]
+    return sorted(found) or [path]
+
+
+def data_inputs(dataset: Dataset) -> list[str]:
+    """Files on this machine whose change must prepare a dataset again."""
+    local = (source.path for source in dataset.source if is_local(source.path))
+    return [file for path in local for file in data_files(path)]
 
 
 def locate_model(source: str) -> Path | None:

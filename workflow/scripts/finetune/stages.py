@@ -33,6 +33,10 @@ def tokenize_settings(dataset: Dataset, model: Model) -> dict:
     return dataset.model_dump(include=text) | template_settings(model)
 
 
+def check_settings(dataset: Dataset) -> dict:
+    return dataset.model_dump(include={"checks"})
+
+
 def template_settings(model: Model) -> dict:
     return model.model_dump(include={"trust_remote_code", "template_options"})
 
@@ -47,7 +51,7 @@ def run_settings(run: Run, exclude: dict) -> dict:
 def plan_settings(run: Run, dataset: Dataset) -> dict:
     unused = ("schedule", "log_every", "validate_every", "seed")
     settings = run_settings(run, dict.fromkeys(unused, True))
-    return settings | dataset.model_dump(include={"checks"})
+    return settings | check_settings(dataset)
 
 
 def train_settings(run: Run, model: Model) -> dict:

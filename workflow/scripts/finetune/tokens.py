@@ -1,4 +1,4 @@
-"""The token folders of tokenize_data, opened read-only."""
+"""The token folders of tokenize_data: their columns, and how they are opened."""
 
 from __future__ import annotations
 
@@ -6,13 +6,25 @@ import hashlib
 from pathlib import Path
 
 import datasets
+import numpy as np
+import pyarrow as pa
 
 from finetune.files import digest_file
 
+IDS = pa.list_(pa.int32())
+TOKENS = pa.schema(
+    [("id", pa.string()), ("input_ids", IDS), ("labels", IDS), ("length", pa.int32())]
+)
+"""`labels` are ids as well, or encoding.IGNORED. `id` is the place of the row they come from."""
+CLASSES = TOKENS.set(2, pa.field("labels", pa.int64()))
+"""Of labelled rows: the index of the class."""
+
 
 def open_tokens(folder: Path) -> datasets.Dataset:
-    """One split of tokenize_data, memory-mapped."""
-    return datasets.load_from_disk(str(folder))
+    """One split, memory-mapped. `row` is an index by which error messages find the row."""
+    parts = [datasets.Dataset.from_file(str(path)) for path in sorted(folder.glob("*.arrow"))]
+    tokens = datasets.concatenate_datasets(parts)
+    return tokens.add_column("row", np.arange(len(tokens)))
 
 
 def digest_tokens(folder: Path) -> str:

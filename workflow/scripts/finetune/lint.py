@@ -1,0 +1,119 @@
+"""What the tokens of a split are like: counted where rows are tokenized, and added up."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from finetune.encoding import IGNORED, Example, end_tokens
+
+SAMPLES = {"train": 5, "validation": 2, "test": 2}
+SAMPLE_TOKENS = 2_000
+BINS = 20
+
+
+@dataclass
+class Counts:
+    """Counts of some rows. Those of several parts add up."""
+
+    what: Counter[str] = field(default_factory=Counter)
+    lengths: list[int] = field(default_factory=list)
+    """Tokens of each example that is kept."""
+    uncut: list[int] = field(default_factory=list)
+    """Tokens of all examples, before any is cut or dropped."""
+    labels: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        self.what += other.what
+        self.lengths += other.lengths
+        self.uncut += other.uncut
+        self.labels += other.labels
+
+    def example(self, example: Example, tokenizer: PreTrainedTokenizerBase, ends: bool) -> None:
+        """Count an example that is kept. `ends`: it was not cut at its end."""
+        ids, labels = example.input_ids, example.labels
+        self.lengths.append(len(ids))
+        self.what["supervised_tokens"] += len(labels) - labels.count(IGNORED)
+        self.what["with_bos"] += ids[0] == tokenizer.bos_token_id
+        self.what["eos_tokens"] += ids.count(tokenizer.eos_token_id)
+        if ends:
+            last = next((label for label in reversed(labels) if label != IGNORED), None)
+            self.what["endings"] += 1
+            self.what["ended"] += last in end_tokens(tokenizer)
+
+    def labelled(self, ids: list[int], label: str, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.lengths.append(len(ids))
+        self.labels[label] += 1
+        self.what["with_bos"] += ids[0] == tokenizer.bos_token_id
+        self.what["eos_tokens"] += ids.count(tokenizer.eos_token_id)
+
+
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
+    """The special tokens, which a tokenizer reads as such in anybody's text too."""
+    added = tokenizer.added_tokens_decoder.values()
+    texts = {token.content for token in added if token.special} | set(tokenizer.all_special_tokens)
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+
+
+def holds_control_token(row: dict, pattern: re.Pattern[str]) -> bool:
+    """Whether the text of a prepared row holds one."""
+    texts = [turn["content"] for turn in row["messages"] or ()] or [row["text"]]
+    return any(pattern.search(text) for text in texts)
+
+
+def describe(counts: Counts) -> dict[str, Any]:
+    """The section of lint.json on one split."""
+    lengths, what = np.array(counts.lengths, dtype=np.int64), counts.what
+    names = ("supervised_tokens", "truncated", "rewritten", "empty_thoughts", "control_tokens")
+    more = ("with_bos", "eos_tokens", "endings", "ended")
+    return {
+        "rows": what["rows"],
+        "examples": len(lengths),
+        "sequences": len(lengths),
+        "tokens": int(lengths.sum()),
+        "longest": int(lengths.max(initial=0)),
+        "dropped": {cause: what[cause] for cause in ("too_long", "unsupervised")},
+        **{name: what[name] for name in (*names, *more)},
+        **spread(np.array(counts.uncut, dtype=np.int64)),
+    }
+
+
+def spread(lengths: np.ndarray) -> dict[str, Any]:
+    """Quantiles and histogram of lengths in tokens, from which max_length is chosen."""
+    if len(lengths) == 0:
+        return {
+            "quantiles": {"p50": 0, "p90": 0, "p99": 0},
+            "histogram": {"edges": [], "counts": []},
+        }
+    values = np.quantile(lengths, [0.5, 0.9, 0.99], method="higher").tolist()
+    top = int(lengths.max())
+    edges = np.unique(np.linspace(0, top, min(BINS, top) + 1).round().astype(int))
+    heights, _ = np.histogram(lengths, edges)
+    return {
+        "quantiles": dict(zip(("p50", "p90", "p99"), values, strict=True)),
+        "histogram": {"edges": edges.tolist(), "counts": heights.tolist()},
+    }
+
+
+def sample_rows(lengths: list[int], count: int) -> list[int]:
+    """Indices of examples of all lengths: the shortest, the longest, and some between."""
+    order = np.argsort(lengths, kind="stable")
+    places = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
+    return order[places].tolist() if len(order) else []
+
+
+def sample(row: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """One example decoded, in runs of what is trained on and what is not."""
+    ids, labels = row["input_ids"][:SAMPLE_TOKENS], row["labels"]
+    runs: list[tuple[bool, list[int]]] = []
+    flags = [False] * len(ids) if isinstance(labels, int) else [x != IGNORED for x in labels]
+    for token, learned in zip(ids, flags, strict=False):
+        if not runs or runs[-1][0] != learned:
+            runs.append((learned, []))
+        runs[-1][1].append(token)
+    return {"id": row["id"], "pieces": [[learned, tokenizer.decode(r)] for learned, r in runs]}

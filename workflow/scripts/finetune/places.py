@@ -1,0 +1,124 @@
+"""The places that a dataset's rows are read from: files, saved folders, and the hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from finetune.cli import UserError, say
+from finetune.hub import hub_errors
+from finetune.readers import BLOCK_ROWS, Block, read_blocks
+from finetune.sources import data_files, is_local, is_saved
+from finetune.splits import SPLITS
+
+if TYPE_CHECKING:
+    import datasets
+
+COMMIT = re.compile(r"@([0-9a-f]{40})/")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file, or one split of a saved or hub dataset."""
+
+    source: dict
+    """The entry of the config that it belongs to."""
+    name: str
+    """What stats.json calls it: the path of its entry, with the split if one is named."""
+    blocks: Iterator[Block]
+    into: str | None
+    """The split that all its rows go to; None where a hash decides."""
+    commit: str | None = None
+    """Of a hub dataset."""
+
+
+def open_places(sources: list[dict], sample_by: str) -> list[Place]:
+    """All places, those of held-out rows first: a row that stands in train too is then left out
+    of train."""
+    places = [place for source in sources for place in open_source(source, sample_by)]
+    return sorted(places, key=lambda place: place.into not in SPLITS[1:])
+
+
+def open_source(source: dict, sample_by: str) -> Iterator[Place]:
+    path = source["path"]
+    name = f"{path}/{source['split']}" if source["split"] else path
+    if is_local(path) and not is_saved(path):
+        for file in data_files(path):
+            yield Place(source, name, read_blocks(Path(file), sample_by), source["into"])
+        return
+    loaded = load_saved(path) if is_local(path) else load_hub(source)
+    for split, rows in chosen_splits(loaded, source).items():
+        given = split if split in SPLITS[1:] else None
+        blocks = table_blocks(rows, f"{path}/{split}" if split else path)
+        yield Place(source, name, blocks, source["into"] or given, commit_of(rows))
+
+
+def load_saved(path: str) -> dict[str, datasets.Dataset]:
+    """The splits of a folder of `save_to_disk`; "" names that of a dataset without any."""
+    from datasets import Dataset, load_from_disk
+
+    loaded = load_from_disk(path)
+    return {"": loaded} if isinstance(loaded, Dataset) else loaded
+
+
+def load_hub(source: dict) -> dict[str, datasets.Dataset]:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetNotFoundError
+
+    with hub_errors("dataset", source["path"], source["revision"]):
+        try:
+            return load_dataset(source["path"], source["subset"], revision=source["revision"])
+        except DatasetNotFoundError as error:
+            raise UserError(
+                f"the hub has no dataset {source['path']!r} that you may read: {error}"
+            ) from None
+
+
+def chosen_splits(loaded: dict[str, datasets.Dataset], source: dict) -> dict:
+    """The split that the source names, or those that are called like ours."""
+    path, wanted, known = source["path"], source["split"], ", ".join(loaded)
+    if wanted is not None:
+        if wanted not in loaded:
+            raise UserError(f"{path} has no split {wanted!r}, only: {known}")
+        return {wanted: loaded[wanted]}
+    if set(loaded) == {""}:
+        return loaded
+    if "train" not in loaded:
+        raise UserError(
+            f"{path} has no train split, only: {known}. Name one and where it goes: "
+            f"`source: {{path: {path}, split: {next(iter(loaded))}, into: train}}`"
+        )
+    if others := [split for split in loaded if split not in SPLITS]:
+        say(f"prepare_data: {path} has other splits, which are left out: {', '.join(others)}")
+    return {split: loaded[split] for split in SPLITS if split in loaded}
+
+
+def table_blocks(rows: datasets.Dataset, place: str) -> Iterator[Block]:
+    """Arrow tables of some rows each, in which classes have their names."""
+    start = 1
+    for table in rows.with_format("arrow").iter(BLOCK_ROWS):
+        yield Block(place, start, with_class_names(table, rows.features))
+        start += len(table)
+
+
+def with_class_names(table: pa.Table, features: dict) -> pa.Table:
+    """ClassLabel columns hold numbers; their names are what people know."""
+    from datasets import ClassLabel
+
+    for place, (name, feature) in enumerate(features.items()):
+        if isinstance(feature, ClassLabel):
+            ids = table[name].to_pylist()
+            names = [None if i is None or i < 0 else feature.names[i] for i in ids]
+            table = table.set_column(place, name, pa.array(names, pa.string()))
+    return table
+
+
+def commit_of(rows: datasets.Dataset) -> str | None:
+    """The commit that a hub dataset was downloaded at: its files are named after it."""
+    files = (rows.info.download_checksums if rows.info else None) or {}
+    return next((found[1] for name in files if (found := COMMIT.search(name))), None)
