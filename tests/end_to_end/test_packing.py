@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from datasets import Dataset, load_from_disk
 
 from finetune.packing import packed_batches
+from finetune.tokens import open_tokens
 
 CAPACITY = 240
 
@@ -17,15 +17,15 @@ CAPACITY = 240
 @pytest.fixture(scope="module")
 def packed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
     """A folder of packed tokens, its packs, and the rows in them."""
-    folder = tmp_path_factory.mktemp("packed")
-    splits = {}
+    folder, counts = tmp_path_factory.mktemp("packed"), {}
     for split in ("train", "validation"):
-        rows = load_from_disk(finished / "results/tokens/lights/tiny" / split).flatten_indices()
-        table = pa.Table.from_batches(packed_batches(rows.data.table, CAPACITY))
-        packs = Dataset(table).add_column("row", list(range(len(table))))
-        packs.save_to_disk(folder / split)
-        splits[split] = len(packs), len(rows)
-    return folder, *splits["train"]
+        rows = open_tokens(finished / "results/tokens/lights/tiny" / split)
+        packs = pa.Table.from_batches(packed_batches(rows.data.table, CAPACITY))
+        (folder / split).mkdir()
+        with pa.ipc.new_stream(folder / split / "0.arrow", packs.schema) as writer:
+            writer.write_table(packs)
+        counts[split] = len(packs), len(rows)
+    return folder, *counts["train"]
 
 
 def lines(folder: Path) -> list[dict]:

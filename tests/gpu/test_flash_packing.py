@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from finetune.chat import IGNORED
 from finetune.collator import RowCollator
+from finetune.encoding import IGNORED
 from project import tiny_tokenizer
 
 pytestmark = pytest.mark.gpu

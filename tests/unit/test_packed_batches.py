@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from finetune.chat import IGNORED
 from finetune.collator import RowCollator
+from finetune.encoding import IGNORED
 from finetune.packing import packed_batches
 from finetune.scores import batch_scores
 from project import tiny_tokenizer

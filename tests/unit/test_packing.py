@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finetune import packing
-from finetune.chat import IGNORED
+from finetune.encoding import IGNORED
 from finetune.packing import (
     best_fit_decreasing,
     packed_batches,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
-from finetune.chat import IGNORED
+from finetune.encoding import IGNORED
 
 BATCHED = ("input_ids", "labels", "row")
 

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from finetune.chat import IGNORED
+from finetune.encoding import IGNORED
 
 BATCH_TOKENS = 4_000_000
 """Room in one record batch of packs: what bounds the memory of packing."""
