@@ -18,12 +18,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.examples import Encoder
 from finetune.files import complete_directory, read_json, write_json
+from finetune.isolation import why_not_isolated
 from finetune.lint import SAMPLES, Counts, describe, sample, sample_rows
+from finetune.pack_split import pack_split
 from finetune.parallel import in_order
 from finetune.splits import SPLITS
 from finetune.tokenizer import load_tokenizer
@@ -55,6 +57,8 @@ def main() -> None:
         lint[split] = describe(counts) | samples(args, split, counts.lengths)
         if split == "train":
             lint["label_counts"] = [counts.labels[name] for name in classes] if classes else None
+            lint["packing"] = pack(args, counts.lengths, classes)
+            lint["train"] |= lint["packing"].pop("train", {})
     write_json(args.output / "lint.json", lint)
     say("tokenize_data: " + summary(lint))
 
@@ -131,6 +135,19 @@ def as_batch(encoded: list[tuple], schema: pa.Schema) -> pa.RecordBatch:
     columns = [names, ids, labels, list(map(len, ids))]
     arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def pack(args: argparse.Namespace, lengths: list[int], classes: list[str] | None) -> dict:
+    """Pack the training split where that is asked for and safe."""
+    asked, why_not = args.settings["packing"], None
+    if asked:
+        trust = args.settings["trust_remote_code"]
+        config = AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
+        why_not = "each row has a label of its own" if classes else why_not_isolated(config)
+    if why_not:
+        say(f"tokenize_data: not packed, rows are grouped by length instead: {why_not}")
+    size = args.settings["max_length"] if asked and not why_not and lengths else None
+    return {"asked": asked, "why_not": why_not} | pack_split(args.output / "train", lengths, size)
 
 
 def samples(args: argparse.Namespace, split: str, lengths: list[int]) -> dict[str, list]:

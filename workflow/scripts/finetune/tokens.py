@@ -18,6 +18,8 @@ TOKENS = pa.schema(
 """`labels` are ids as well, or encoding.IGNORED. `id` is the place of the row they come from."""
 CLASSES = TOKENS.set(2, pa.field("labels", pa.int64()))
 """Of labelled rows: the index of the class."""
+PACKS = TOKENS.append(pa.field("lengths", IDS))
+"""Of packed rows: `lengths` are those of their samples, `id` the places of them all."""
 
 
 def open_tokens(folder: Path) -> datasets.Dataset:
