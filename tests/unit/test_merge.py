@@ -31,7 +31,7 @@ LORA = ADAPTERS | {"method": "lora"}
 QLORA = ADAPTERS | {"method": "qlora", "quantization": {"type": "nf4", "double": True}}
 FULL = {"trust_remote_code": False, "method": "full"}
 FACTS = {
-    "settings": {"method": "qlora", "launch": "ddp"},
+    "settings": {"task": "causal-lm", "method": "qlora", "launch": "ddp"},
     "model": {"source": "org/name", "commit": "c" * 40, "parameters": 1},
     "model_digest": "d",
     "data_digests": {"train": "t"},
