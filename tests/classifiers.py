@@ -26,7 +26,9 @@ def make_tiny_bert(folder: Path) -> None:
     from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: index for index, word in enumerate([*special, *dict.fromkeys(TEXT.split())])}
+    vocabulary = {
+        word: index for index, word in enumerate([*special, *dict.fromkeys(TEXT.split())])
+    }
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.post_processor = processors.TemplateProcessing(
