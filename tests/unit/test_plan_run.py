@@ -27,8 +27,8 @@ def lint(longest: int = 512, labels: list[str] | None = None, sequences: int = 1
     """lint.json, as far as it is read: of labelled rows if there are labels."""
     task = "causal-lm" if labels is None else "sequence-classification"
     train = {"rows": 10 * sequences, "sequences": sequences, "longest": longest}
-    others = dict.fromkeys(("validation", "test"), {"longest": 1})
-    return {"task": task, "labels": labels, "train": train, **others}
+    others = {split: {"longest": 1} for split in ("validation", "test")}
+    return {"task": task, "labels": labels, "train": train} | others
 
 
 def refused(function, *args: object) -> str:

@@ -56,8 +56,8 @@ def check_task(task: str, model: dict, lint: dict) -> None:
         )
     if task == "causal-lm" and not model["causal"]:
         raise UserError(
-            f"{model['architecture']} writes no text, so it cannot be trained for `task: causal-lm`. "
-            "Use it for `sequence-classification`, or choose a causal language model."
+            f"{model['architecture']} writes no text, so it cannot be trained for `task: "
+            "causal-lm`. Use it for `sequence-classification`, or choose a causal language model."
         )
     if lint["labels"] is not None and len(lint["labels"]) < 2:
         raise UserError(

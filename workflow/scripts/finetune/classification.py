@@ -1,12 +1,16 @@
-"""Rows with one class each: their batches, loss, scores and trainer."""
+"""Rows with one class each: their batches, loss, scores, predictions and trainer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 from transformers import BatchEncoding, DataCollatorWithPadding
 
 from finetune.trainer import FinetuneTrainer
@@ -43,6 +47,41 @@ def mean_over_rows(
     """
     total = F.cross_entropy(outputs.logits.float(), labels, reduction="sum")
     return total / (len(labels) if num_items_in_batch is None else num_items_in_batch)
+
+
+def class_prior(counts: list[int]) -> np.ndarray:
+    """Log-probability of each class from the training rows alone. Every class counts once more,
+    so that none is impossible."""
+    smoothed = np.asarray(counts) + 1
+    return np.log(smoothed / smoothed.sum())
+
+
+@torch.inference_mode()
+def predict(model: torch.nn.Module, tokenizer, rows: Dataset, batch_size: int) -> np.ndarray:
+    """Log-probabilities (rows, classes), in the order of the rows."""
+    tokenizer.padding_side = "right"
+    collate, found = LabelCollator(tokenizer), {}
+    order = sorted(range(len(rows)), key=rows["length"].__getitem__)  # little is padded
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        logits = class_scores(model, collate([rows[i] for i in chosen]).to(model.device))[1]
+        found |= zip(chosen, logits.double().log_softmax(-1).cpu().numpy(), strict=True)
+    return np.stack([found[index] for index in range(len(rows))])
+
+
+def class_lines(data: Path, ids: list[str], labels: list[str], nats: np.ndarray) -> list[dict]:
+    """Each test row with its most likely class, from log-probabilities, and how likely that is."""
+    rows = {row["id"]: row for row in pq.read_table(data).to_pylist()}
+    return [
+        {
+            "id": name,
+            "text": rows[name]["text"],
+            "reference": rows[name]["label"],
+            "prediction": labels[chances.argmax()],
+            "probability": float(np.exp(chances.max())),
+        }
+        for name, chances in zip(ids, nats, strict=True)
+    ]
 
 
 class ClassificationTrainer(FinetuneTrainer):
