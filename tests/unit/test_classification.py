@@ -2,6 +2,9 @@
 
 import math
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,7 +21,14 @@ from transformers import (
 )
 
 from classifiers import LABELLED, LABELS, labelled_rows, make_tiny_bert
-from finetune.classification import ClassificationTrainer, LabelCollator, class_scores
+from finetune.classification import (
+    ClassificationTrainer,
+    LabelCollator,
+    class_lines,
+    class_prior,
+    class_scores,
+    predict,
+)
 from finetune.cli import UserError
 from finetune.guards import GradientGuard
 from finetune.modeling import load_for_training
@@ -267,3 +277,34 @@ def test_validation_counts_each_row_once(train, base):
 def test_a_loss_that_is_no_number_names_the_rows(train):
     with pytest.raises(UserError, match=r"the loss is nan at step 1, rows r\d"):
         train(FULL, broken=True)
+
+
+def test_the_class_prior_counts_each_class_once_more():
+    """3, 0 and 6 rows: 4, 1 and 7 of 12."""
+    prior = class_prior([3, 0, 6])
+    assert np.exp(prior) == pytest.approx([4 / 12, 1 / 12, 7 / 12])
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_predictions_are_in_the_order_of_the_rows(base, batch_size):
+    """They are made by length, and in batches."""
+    model, tokenizer = load(base, FULL).eval(), load_tokenizer(base)
+    rows = Dataset.from_list(labelled_rows(tokenizer)[::6])
+    nats = predict(model, tokenizer, rows, batch_size)
+    assert nats.shape == (7, 3)
+    assert np.exp(nats).sum(1) == pytest.approx([1.0] * 7)
+    for index in range(7):
+        scores, _ = class_scores(model, LabelCollator(tokenizer)([rows[index]]))
+        assert -nats[index, rows[index]["labels"]] == pytest.approx(scores[0, 0].item(), abs=1e-5)
+
+
+def test_a_prediction_is_the_likeliest_class_by_name(tmp_path):
+    rows = {"id": ["x", "y", "z"], "text": ["1", "2", "3"], "label": ["on", "off", "on"]}
+    pq.write_table(pa.table(rows), tmp_path / "test.parquet")
+    nats = np.log([[0.125, 0.625, 0.25], [0.5, 0.25, 0.25]])
+    assert class_lines(tmp_path / "test.parquet", ["z", "y"], LABELS, nats) == [
+        {"id": "z", "text": "3", "reference": "on", "prediction": "on"}
+        | {"probability": pytest.approx(0.625)},
+        {"id": "y", "text": "2", "reference": "off", "prediction": "off"}
+        | {"probability": pytest.approx(0.5)},
+    ]

@@ -91,13 +91,14 @@ h2 {{ font-size: 1.1em; margin: 2em 0 .5em; }}
 """
 CAPTION = (
     "Bold: best of the data set. Loss: nats per supervised token; it and perplexity compare only "
-    "models that share a tokenizer. Loss per row: nats, of classifiers. Percentages: shares of the test split; for ROUGE&#8209;L the "
-    "mean F-measure, for macro F1 the mean over classes. Class prior: no model, but how often each "
-    "class occurs in training. Tokens/s: all processes together. GB: 1e9 bytes of the largest process in "
-    "training, as reserved on the GPU or, where there was none, resident on the host; predicted "
-    "is always for a GPU. Minutes: wall time of training, loading included. World size: "
-    "processes. Steps: optimizer steps. Code: the commit that trained or, for a base model, "
-    "evaluated; older code: not all of the row is from the commit that made this table."
+    "models that share a tokenizer. Loss per row: nats, of classifiers. Percentages: shares of the "
+    "test split; for ROUGE&#8209;L the mean F-measure, for macro F1 the mean over classes. Class "
+    "prior: no model, but how often each class occurs in training. Tokens/s: all processes "
+    "together. GB: 1e9 bytes of the largest process in training, as reserved on the GPU or, where "
+    "there was none, resident on the host; predicted is always for a GPU. Minutes: wall time of "
+    "training, loading included. World size: processes. Steps: optimizer steps. Code: the commit "
+    "that trained or, for a base model, evaluated; older code: not all of the row is from the "
+    "commit that made this table."
 )
 
 
