@@ -62,7 +62,8 @@ def make_labelled_tokens(folder: Path, tokenizer) -> None:
     lint: dict = {"task": "sequence-classification", "labels": LABELS}
     for split, pairs in splits.items():
         rows = labelled_rows(tokenizer, pairs)
-        Dataset.from_list(rows).save_to_disk(folder / split)
+        # open_tokens numbers the rows
+        Dataset.from_list(rows).remove_columns("row").save_to_disk(folder / split)
         lengths = [row["length"] for row in rows]
         lint[split] = {"rows": len(rows), "sequences": len(rows), "tokens": sum(lengths)}
         lint[split]["longest"] = max(lengths)

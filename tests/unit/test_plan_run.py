@@ -297,11 +297,6 @@ def test_labelled_rows_and_a_classifier_belong_together(model) -> None:
             "BertModel writes no text, so it cannot be trained for `task: causal-lm`. Use it for "
             "`sequence-classification`, or choose a causal language model.",
         ),
-        (
-            *("sequence-classification", BERT, lint(labels=["spam"])),
-            "all rows have the label spam: a classifier needs two or more. Is `columns: {label: "
-            "…}` the right column?",
-        ),
     ],
 )
 def test_what_does_not_belong_together_is_refused(task, model, lint, text) -> None:

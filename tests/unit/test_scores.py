@@ -15,8 +15,8 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from finetune.chat import IGNORED
 from finetune.collator import RowCollator
+from finetune.encoding import IGNORED
 from finetune.scores import batch_scores, row_scores
 from finetune.tokens import digest_tokens, open_tokens
 from project import tiny_tokenizer

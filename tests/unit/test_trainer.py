@@ -12,9 +12,9 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-from finetune.chat import IGNORED
 from finetune.cli import UserError
 from finetune.collator import RowCollator
+from finetune.encoding import IGNORED
 from finetune.modeling import load_for_training
 from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer

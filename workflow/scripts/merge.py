@@ -17,10 +17,10 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
-from finetune.chat import IGNORED
 from finetune.classification import LabelCollator, class_scores
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.collator import RowCollator
+from finetune.encoding import IGNORED
 from finetune.files import check_complete, complete_directory, read_json, write_json
 from finetune.model_card import model_card
 from finetune.modeling import load_for_inference

@@ -59,11 +59,6 @@ def check_task(task: str, model: dict, lint: dict) -> None:
             f"{model['architecture']} writes no text, so it cannot be trained for `task: "
             "causal-lm`. Use it for `sequence-classification`, or choose a causal language model."
         )
-    if lint["labels"] is not None and len(lint["labels"]) < 2:
-        raise UserError(
-            f"all rows have the label {', '.join(lint['labels'])}: a classifier needs two or more. "
-            "Is `columns: {label: …}` the right column?"
-        )
 
 
 def batch_plan(settings: dict, rows: int) -> dict:

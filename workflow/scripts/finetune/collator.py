@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedTokenizerBase
 
-from finetune.chat import IGNORED
+from finetune.encoding import IGNORED
 
 BATCHED = ("input_ids", "labels", "row")
 

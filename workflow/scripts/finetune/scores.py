@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
-from finetune.chat import IGNORED
+from finetune.encoding import IGNORED
 
 
 def row_scores(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset, RandomSampler
 from transformers import Trainer, TrainerCallback
 
-from finetune.chat import IGNORED
+from finetune.encoding import IGNORED
 from finetune.guards import check_finite
 from finetune.scores import batch_scores
 
