@@ -38,9 +38,8 @@ def make_tiny_bert(folder: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=core, **names).save_pretrained(folder)
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
-    config = BertConfig(
-        vocab_size=len(vocabulary), num_hidden_layers=2, max_position_embeddings=64, **shape
-    )
+    shape |= {"num_hidden_layers": 2, "max_position_embeddings": 64, "initializer_range": 0.1}
+    config = BertConfig(vocab_size=len(vocabulary), **shape)
     BertModel(config).save_pretrained(folder)
 
 

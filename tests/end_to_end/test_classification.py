@@ -21,7 +21,7 @@ from finetune.tokenizer import load_tokenizer
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 COMBINATIONS = [("bert", "full"), ("bert", "lora"), ("llama", "lora")]
-RATES = {"full": 4e-3, "lora": 1e-2}
+RATES = {"full": 3e-3, "lora": 1e-2}
 
 
 def script(name: str, settings: dict, **paths: object) -> str:
