@@ -24,7 +24,7 @@ dependencies:
 """
 INSTALL_EXAMPLE = """\
 # Derived from pins.txt by `make pins`. Do not edit. Conda's pip section cannot say --no-deps.
-python -m pip install --no-deps {requirement}
+python -m pip install --no-deps {requirements}
 """
 
 
@@ -53,10 +53,10 @@ def pinned(requirements: str) -> list[str]:
 def derived() -> dict[str, str]:
     """Content of each derived file, by its name."""
     packages = "".join(f"      - {requirement}\n" for requirement in pinned("requirements.txt"))
-    (example,) = pinned("requirements-example.txt")
+    examples = " ".join(pinned("requirements-example.txt"))
     return {
         "finetune.yaml": HEADER + packages,
-        "finetune.post-deploy.sh": INSTALL_EXAMPLE.format(requirement=example),
+        "finetune.post-deploy.sh": INSTALL_EXAMPLE.format(requirements=examples),
     }
 
 

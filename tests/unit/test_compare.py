@@ -313,3 +313,78 @@ def test_captions_render_without_a_warning(path):
     html = publish_parts(text, writer="html", settings_overrides={"halt_level": 2})["html_body"]
     if path.stem == "workflow":
         assert ">b-full</span></tt>.</p>" in html  # a paragraph of its own
+
+
+CLASSES = {
+    "loss": 0.5,
+    "accuracy": 0.75,
+    "macro_f1": 0.5,
+    "per_class": {
+        "a<b": {"precision": 0.75, "recall": 1.0, "f1": 6 / 7, "rows": 3},
+        "none": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1},
+    },
+    "confusion_matrix": {"labels": ["a<b", "none"], "counts": [[3, 0], [1, 0]]},
+    "code": NOW,
+}
+
+
+@pytest.fixture
+def with_classifier(results):
+    """A classifier and its baseline beside the rest."""
+    write(results / "spam" / "train.json", facts("spam", settings={"method": "lora"} | DDP))
+    write(results / "spam" / "metrics.jsonl", "".join(json.dumps(x) + "\n" for x in LOG))
+    write(results / "spam" / "evaluation" / "metrics.json", CLASSES)
+    prior = CLASSES | {"baseline": "class prior", "loss": 0.625, "accuracy": 0.75}
+    write(results / "prior" / "metrics.json", prior)
+    return results
+
+
+DDP = {"launch": "ddp"}
+SPAM = ((*RUNS, "spam:spam"), ("small/intents:base", "small/spam:prior"))
+
+
+def test_a_classifier_has_metrics_of_its_own_in_the_same_table(with_classifier, monkeypatch):
+    report = run_compare(monkeypatch, with_classifier / "report", *SPAM)
+    rows = {row["name"]: row for row in table((report / "summary.tsv").read_text())}
+    spam, text = rows["spam"], rows["a-qlora"]
+    scores = [spam[key] for key in ("test_loss_nats_per_row", "accuracy", "macro_f1")]
+    assert scores == ["0.5", "0.75", "0.5"]
+    assert not spam["perplexity"] + spam["token_accuracy"] + spam["test_loss_nats_per_token"]
+    assert not text["accuracy"] + text["macro_f1"] + text["test_loss_nats_per_row"]
+    html = (report / "summary.html").read_text()
+    body = html.partition(">spam</th>")[2].partition("</tbody>")[0]
+    assert cells(body, "small")[1:6] == ["class prior", *[""] * 4]
+    assert "<td>0.625</td>" in body
+    assert "<b>0.500</b>" in body  # the best of the data set, though a-qlora's 1.25 is higher
+    assert "loss (nats per row)" in svg_text(report / "loss.svg")
+    assert "loss (nats per supervised token)" in svg_text(report / "loss.svg")
+
+
+def test_each_classifier_has_a_section_on_its_classes(with_classifier, monkeypatch):
+    html = (
+        run_compare(monkeypatch, with_classifier / "report", *SPAM) / "summary.html"
+    ).read_text()
+    [section] = html.split("<h2>")[1:]
+    assert section.startswith("spam on spam: classes</h2>")
+    titles = re.findall("<th[^>]*>(.*?)</th>", section.partition("</thead>")[0])
+    assert titles == ["class", "precision", "recall", "f1", "rows", "a&lt;b", "none"]
+    lines = re.findall("<tr><th class=.text.>(.*?)</th>(.*)</tr>", section.partition("<tbody>")[2])
+    assert [name for name, _ in lines] == ["a&lt;b", "none"]
+    found = [re.findall("<td>(.*?)</td>", line) for _, line in lines]
+    assert found[0] == ["75.0%", "100.0%", "85.7%", "3", "<b>3</b>", ""]
+    assert found[1] == ["0.0%", "0.0%", "0.0%", "1", "1", ""]
+    assert html.endswith("</table>\n</html>\n")
+
+
+def test_without_a_classifier_there_is_no_section_and_no_column_of_one(results, monkeypatch):
+    report = run_compare(monkeypatch, results / "report")
+    html, text = ((report / f"summary.{kind}").read_text() for kind in ("html", "tsv"))
+    assert "<h2>" not in html
+    assert "macro_f1" not in text
+    assert "test_loss_nats_per_row" not in text
+
+
+def test_scores_of_a_classifier_that_lack_the_matrix_are_named(with_classifier, monkeypatch):
+    write(with_classifier / "spam" / "evaluation" / "metrics.json", {"loss": 1, "accuracy": 1})
+    with pytest.raises(UserError, match="lacks macro_f1, per_class, confusion_matrix, code"):
+        run_compare(monkeypatch, with_classifier / "report", *SPAM)

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import fetch_model
+from classifiers import make_tiny_bert
 from finetune.cli import UserError
 from project import make_tiny_model
 
@@ -167,3 +168,72 @@ def test_sampling_settings_of_an_older_model_are_no_obstacle(
     fetch(source, tmp_path / "out", monkeypatch)
     saved = json.loads((tmp_path / "out" / "pretrained" / "generation_config.json").read_text())
     assert (saved["temperature"], saved["do_sample"]) == (0.9, True)
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    make_tiny_bert(tmp_path / "bert")
+    return tmp_path / "bert"
+
+
+def test_an_encoder_is_described_exactly(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import BertModel
+
+    record = fetch(bert, tmp_path / "out", monkeypatch)
+    assert (record["architecture"], record["causal"]) == ("BertModel", False)
+    assert record["parameters"] == sum(
+        p.numel() for p in BertModel.from_pretrained(bert).parameters()
+    )
+    sizes = [tuple(layer.values()) for layer in record["linear_layers"]]
+    assert sizes == [
+        *((name, 64, 64, 2) for name in ("query", "key", "value")),
+        ("dense", 64, 64, 3),  # behind attention in each layer, and the pooler
+        ("dense", 64, 128, 2),
+        ("dense", 128, 64, 2),
+    ]
+    assert record["tokens"] == {"bos": None, "eos": None, "pad": "[PAD]"}
+    assert record["chat_template"] is False
+    assert record["repairs"] == ["model_max_length unset -> 64"]
+    assert not (tmp_path / "out" / "pretrained" / "generation_config.json").exists()
+
+
+def test_a_causal_model_is_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fetch(tiny_model, tmp_path, monkeypatch)["causal"] is True
+
+
+def test_an_encoder_that_lacks_weights_is_refused(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = load_file(bert / "model.safetensors")
+    del tensors["pooler.dense.bias"]
+    save_file(tensors, bert / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match=r"not whole: pooler\.dense\.bias is missing \(1 faults"):
+        fetch(bert, tmp_path / "out", monkeypatch)
+
+
+def test_tensors_by_the_names_of_the_first_bert_are_known(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """bert-base-uncased has them; transformers reads them."""
+    tensors = load_file(bert / "model.safetensors")
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    for new, name in old.items():
+        tensors = {key.replace(new, name): tensor for key, tensor in tensors.items()}
+    assert "embeddings.LayerNorm.gamma" in tensors
+    save_file(tensors, bert / "model.safetensors", metadata={"format": "pt"})
+    assert fetch(bert, tmp_path / "out", monkeypatch)["architecture"] == "BertModel"
+
+
+def test_a_model_that_names_no_class_is_taken_for_a_causal_one(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    del config["architectures"]
+    (source / "config.json").write_text(json.dumps(config))
+    record = fetch(source, tmp_path / "out", monkeypatch)
+    assert (record["architecture"], record["causal"]) == ("LlamaForCausalLM", True)

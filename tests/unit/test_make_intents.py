@@ -43,8 +43,9 @@ def test_templates_are_many_small_and_of_one_intent(rows):
 
 def test_completion_is_json_with_the_intent_first_and_slots_in_order(rows):
     for row in rows:
-        assert set(row) == {"prompt", "completion", "template"}
+        assert set(row) == {"prompt", "completion", "intent", "template"}
         intent = json.loads(row["completion"])
+        assert row["intent"] == intent["intent"]
         first, *slots = intent
         assert first == "intent"
         assert slots == sorted(slots)

@@ -16,6 +16,7 @@ def llama_7b() -> dict:
     square = [(name, 4096, 4096) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
     wide = [("gate_proj", 4096, 11008), ("up_proj", 4096, 11008), ("down_proj", 11008, 4096)]
     return {
+        "causal": True,
         "parameters": 6_738_415_616,
         "linear_layers": [
             {"name": name, "in_features": rows, "out_features": columns, "count": 32}

@@ -31,7 +31,7 @@ LORA = ADAPTERS | {"method": "lora"}
 QLORA = ADAPTERS | {"method": "qlora", "quantization": {"type": "nf4", "double": True}}
 FULL = {"trust_remote_code": False, "method": "full"}
 FACTS = {
-    "settings": {"method": "qlora", "launch": "ddp"},
+    "settings": {"task": "causal-lm", "method": "qlora", "launch": "ddp"},
     "model": {"source": "org/name", "commit": "c" * 40, "parameters": 1},
     "model_digest": "d",
     "data_digests": {"train": "t"},
@@ -64,6 +64,7 @@ def tokens(base, tmp_path_factory):
         rows.append({"id": str(index), "row": index, **vars(example)})
     for split in ("train", "validation"):
         Dataset.from_list(rows).save_to_disk(folder / split)
+    write_json(folder / "lint.json", {"labels": None})
     return folder
 
 
@@ -230,6 +231,7 @@ def drift(**changes):
         drift(loss_merged={"original": 1.0}),
         drift(loss_merged={"original": 9.0, "dequantized": 2.0}, base="dequantized"),
         drift(max_logit_difference=2.0),
+        drift(loss_trained=0.001, loss_merged={"original": 0.0109}),  # a hundredth of a nat
     ],
 )
 def test_drift_within_the_tolerance_passes(record):
@@ -240,6 +242,10 @@ def test_drift_within_the_tolerance_passes(record):
     ("record", "text"),
     [
         (drift(loss_merged={"original": 2.21}), "loss is 2.2100, the trained one's 2.0000: more"),
+        (
+            drift(loss_trained=0.001, loss_merged={"original": 0.0111}),
+            "loss is 0.0111, the trained one's 0.0010: more",
+        ),
         (drift(loss_merged={"original": math.nan}), "loss is nan, the trained one's 2.0000: more"),
         (drift(loss_trained=math.nan), "loss is 2.0000, the trained one's nan: more than 10% w"),
         (drift(max_logit_difference=2.01), "moved a logit by 2.01, where the largest is 20.00"),

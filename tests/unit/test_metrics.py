@@ -15,7 +15,7 @@ def compute(name, pairs):
     return load_metric(name).compute(predictions=guesses, references=references)
 
 
-@pytest.mark.parametrize("name", ["exact_match", "json", "rouge", "token_scores"])
+@pytest.mark.parametrize("name", ["classification", "exact_match", "json", "rouge", "token_scores"])
 def test_each_module_loads_from_its_folder(name):
     """The hub has an exact_match and a rouge of its own: ours is what is loaded."""
     module = evaluate.load(str(METRICS / name), experiment_id=f"test-{name}")
@@ -121,3 +121,56 @@ def test_a_huge_loss_has_a_finite_perplexity():
     scores = metric.compute()
     assert scores["loss"] == 9999.0
     assert json.loads(json.dumps(scores, allow_nan=False))["perplexity"] == math.exp(700)
+
+
+def classify(predictions, references, labels, nll=None):
+    metric = load_metric("classification")
+    given = {"predictions": predictions, "references": references}
+    nll = [0.0] * len(references) if nll is None else nll
+    return metric.compute(**given, nll=nll, labels=labels)
+
+
+def test_classification_by_hand():
+    """Class a: 3 rows, of which 2 are found, and 1 of c taken for it. Class b: 1 row, found. Class
+    c: 2 rows, 1 taken for a, 1 found, and 1 of a taken for it. Class d: nowhere."""
+    scores = classify(
+        predictions=[0, 0, 2, 1, 0, 2],
+        references=[0, 0, 0, 1, 2, 2],
+        labels=["a", "b", "c", "d"],
+        nll=[0.1, 0.2, 1.2, 0.3, 2.0, 0.4],
+    )
+    assert scores["loss"] == pytest.approx(4.2 / 6)
+    assert scores["accuracy"] == pytest.approx(4 / 6)
+    assert scores["confusion_matrix"] == {
+        "labels": ["a", "b", "c", "d"],
+        "counts": [[2, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]],
+    }
+    per_class = {
+        "a": {"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3, "rows": 3},
+        "b": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "rows": 1},
+        "c": {"precision": 1 / 2, "recall": 1 / 2, "f1": 1 / 2, "rows": 2},
+        "d": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0},
+    }
+    for label, expected in per_class.items():
+        assert scores["per_class"][label] == pytest.approx(expected), label
+    assert scores["macro_f1"] == pytest.approx((2 / 3 + 1 + 1 / 2) / 3)  # without d
+    assert json.loads(json.dumps(scores, allow_nan=False)) == scores
+
+
+def test_a_class_that_is_predicted_and_never_right_pulls_macro_f1_down():
+    """a: precision 1, recall 1/2, F1 2/3. b: 0, though no row has it."""
+    scores = classify([0, 1], [0, 0], ["a", "b"])
+    assert scores["per_class"]["a"]["f1"] == pytest.approx(2 / 3)
+    assert scores["macro_f1"] == pytest.approx((2 / 3 + 0) / 2)
+
+
+def test_a_class_that_is_never_predicted_has_no_precision_and_counts_as_0():
+    scores = classify([0, 0, 0, 0], [0, 0, 0, 1], ["a", "b"])
+    assert scores["accuracy"] == 0.75
+    assert scores["per_class"]["b"] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1}
+    assert scores["macro_f1"] == pytest.approx((6 / 7 + 0) / 2)
+
+
+def test_all_right_is_1():
+    scores = classify([1, 0, 1], [1, 0, 1], ["a", "b"])
+    assert (scores["accuracy"], scores["macro_f1"]) == (1.0, 1.0)

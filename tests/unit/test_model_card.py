@@ -8,7 +8,13 @@ import yaml
 from finetune.model_card import model_card
 
 FACTS = {
-    "settings": {"model": "small", "method": "qlora", "launch": "ddp", "lora": {"rank": 16}},
+    "settings": {
+        "model": "small",
+        "task": "causal-lm",
+        "method": "qlora",
+        "launch": "ddp",
+        "lora": {"rank": 16},
+    },
     "model": {"source": "org/name-1B", "commit": "c0ffee", "parameters": 10**9},
     "model_digest": "m" * 64,
     "data_digests": {"train": "t" * 64, "validation": "v" * 64},
@@ -58,7 +64,7 @@ def test_the_header_is_yaml_that_the_hub_reads():
 def test_what_is_not_from_the_hub_is_no_base_model(source):
     text = card(source, commit=None)
     assert "base_model" not in header(text)
-    assert f"Fine-tuned from `{source}` with `qlora` under `ddp`." in text
+    assert f"Fine-tuned from `{source}` for causal-lm with `qlora` under `ddp`." in text
     assert "| base commit | none: see digest |" in text
 
 
@@ -108,3 +114,11 @@ def test_braces_and_odd_letters_in_settings_are_kept():
     settings = FACTS["settings"] | {"model": "{name} ä: #1"}
     block = card(settings=settings).split("```yaml\n")[1].split("```")[0]
     assert yaml.safe_load(block)["model"] == "{name} ä: #1"
+
+
+def test_the_hub_learns_what_a_classifier_is_for():
+    settings = FACTS["settings"] | {"task": "sequence-classification", "method": "full"}
+    text = card(settings=settings)
+    assert header(text)["pipeline_tag"] == "text-classification"
+    assert "for sequence-classification with `full` under `ddp`." in text
+    assert "pipeline_tag" not in header(card())

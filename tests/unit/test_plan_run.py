@@ -9,16 +9,26 @@ from test_memory import llama_7b
 
 import plan_run
 from finetune.cli import UserError
-from finetune.config import Run, complete_run
+from finetune.config import Dataset, Run, complete_run
 from finetune.stages import plan_settings
 
 NAMES = {"model": "m", "dataset": "d"}
+CLASSIFIER = {"task": "sequence-classification"}
 
 
 def settings_of(**run: object) -> dict:
     """As the rule passes them: through the config and JSON."""
-    settings = plan_settings(Run.model_validate(complete_run({}, NAMES | run)))
+    chosen = Run.model_validate(complete_run({}, NAMES | run))
+    settings = plan_settings(chosen, Dataset(source="rows.jsonl"))
     return json.loads(json.dumps(settings))
+
+
+def lint(longest: int = 512, labels: list[str] | None = None, sequences: int = 100) -> dict:
+    """lint.json, as far as it is read: of labelled rows if there are labels."""
+    task = "causal-lm" if labels is None else "sequence-classification"
+    train = {"rows": 10 * sequences, "sequences": sequences, "longest": longest}
+    others = {split: {"longest": 1} for split in ("validation", "test")}
+    return {"task": task, "labels": labels, "train": train} | others
 
 
 def refused(function, *args: object) -> str:
@@ -77,6 +87,8 @@ def test_rows_that_do_not_fill_one_batch(rows) -> None:
         ({"method": "full"}, 70e9, 1e-5),
         ({"optimizer": {"learning_rate": 3e-4}}, 70e9, 3e-4),
         ({"method": "full", "optimizer": {"learning_rate": 5e-5}}, 1e9, 5e-5),
+        (CLASSIFIER | {"method": "full"}, 0.1e9, 2e-5),
+        (CLASSIFIER | {"method": "lora"}, 0.1e9, 2e-4),
     ],
 )
 def test_learning_rate(run, parameters, rate) -> None:
@@ -84,7 +96,7 @@ def test_learning_rate(run, parameters, rate) -> None:
 
 
 def fits(gigabytes: float, **run: object) -> dict:
-    return plan_run.memory_plan(settings_of(gpu_memory_gb=gigabytes, **run), llama_7b(), 512)
+    return plan_run.memory_plan(settings_of(gpu_memory_gb=gigabytes, **run), llama_7b(), lint(512))
 
 
 def test_qlora_of_7b_fits_a_gpu_of_12_gb() -> None:
@@ -180,13 +192,13 @@ def test_memory_of_the_gpu_that_is_here(monkeypatch) -> None:
     assert plan_run.device_memory(settings_of(gpu_memory_gb=24)) == (24e9, "gpu_memory_gb")
     monkeypatch.setitem(sys.modules, "torch", fake_torch(4))
     assert "but each has 4.0 (NVIDIA H200)" in refused(
-        plan_run.memory_plan, settings_of(), llama_7b(), 512
+        plan_run.memory_plan, settings_of(), llama_7b(), lint(512)
     )
 
 
 def test_without_a_gpu_nothing_is_refused_for_memory(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(None))
-    plan = plan_run.memory_plan(settings_of(method="full", launch="ddp"), llama_7b(), 2048)
+    plan = plan_run.memory_plan(settings_of(method="full", launch="ddp"), llama_7b(), lint(2048))
     assert plan["available"] is None
     assert plan["device"] == "no GPU seen here; set gpu_memory_gb to have it checked"
 
@@ -207,10 +219,9 @@ def test_row_longer_than_the_context() -> None:
 def plan(tmp_path, monkeypatch):
     """Run the rule's script; what it wrote."""
 
-    def run(rows: int, longest: int, **keys: object) -> dict:
+    def run(rows: int, longest: int, labels: list[str] | None = None, **keys: object) -> dict:
         (tmp_path / "model.json").write_text(json.dumps(llama_7b()))
-        lint = {"train": {"rows": rows, "longest": longest}}
-        (tmp_path / "lint.json").write_text(json.dumps(lint))
+        (tmp_path / "lint.json").write_text(json.dumps(lint(longest, labels, rows)))
         command = ["plan_run.py", "--settings", json.dumps(settings_of(**keys))]
         for name in ("model", "lint"):
             command += [f"--{name}", str(tmp_path / f"{name}.json")]
@@ -254,4 +265,76 @@ def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None
 def test_target_modules_that_the_model_lacks_are_named_before_a_gpu_is_asked_for() -> None:
     settings = settings_of(lora={"target_modules": ["q_proj", "query"]})
     with pytest.raises(UserError, match=r"target_modules query: no such linear layer.*q_proj"):
-        plan_run.memory_plan(settings, llama_7b(), 64)
+        plan_run.memory_plan(settings, llama_7b(), lint(64))
+
+
+LLAMA, BERT = {"causal": True}, {"causal": False, "architecture": "BertModel"}
+
+
+@pytest.mark.parametrize("model", [LLAMA, BERT])
+def test_labelled_rows_and_a_classifier_belong_together(model) -> None:
+    plan_run.check_task("sequence-classification", model, lint(labels=["a", "b"]))
+    plan_run.check_task("causal-lm", LLAMA, lint())
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "lint", "text"),
+    [
+        (
+            *("causal-lm", LLAMA, lint(labels=["a", "b"])),
+            "this data set has a label for each row: set `task: sequence-classification` for the "
+            "run. Or, to have the label written as text, map the columns under the dataset: "
+            "`format: prompt-completion`, `columns: {prompt: text, completion: label}`.",
+        ),
+        (
+            *("sequence-classification", LLAMA, lint()),
+            "task sequence-classification needs a label for each row, and this data set has none. "
+            "Give it the columns `text` and `label`, or map yours under the dataset: `format: "
+            "text-label`, `columns: {text: …, label: …}`.",
+        ),
+        (
+            *("causal-lm", BERT, lint()),
+            "BertModel writes no text, so it cannot be trained for `task: causal-lm`. Use it for "
+            "`sequence-classification`, or choose a causal language model.",
+        ),
+    ],
+)
+def test_what_does_not_belong_together_is_refused(task, model, lint, text) -> None:
+    assert refused(plan_run.check_task, task, model, lint) == text
+
+
+def test_a_classifier_has_logits_for_its_classes_once_a_row() -> None:
+    run = CLASSIFIER | {"method": "lora", "batch": {"micro": 4}}
+    labelled = lint(512, ["a", "b", "c"])
+    classes = plan_run.memory_plan(settings_of(**run), llama_7b(), labelled)["parts"]
+    words = plan_run.memory_plan(settings_of(**run), llama_7b(), lint(512))["parts"]
+    assert classes.pop("logits") == 4 * 3 * 10
+    assert words.pop("logits") == 4 * 512 * 32_000 * 10
+    assert classes.pop("allowance") < words.pop("allowance")
+    assert classes == words
+
+
+@pytest.mark.parametrize(
+    ("method", "largest", "advice"),
+    [
+        ("full", "optimizer", "`method: lora`"),
+        ("full", "activations", "`method: lora`, a shorter max_length"),
+        ("lora", "weights", "a shorter max_length"),
+    ],
+)
+def test_advice_for_a_classifier_names_only_what_it_can_use(method, largest, advice) -> None:
+    parts = dict.fromkeys(("weights", "activations", "optimizer"), 1) | {largest: 2}
+    text = plan_run.cheaper(settings_of(**CLASSIFIER, method=method), parts)
+    assert text == f"The largest part is {largest}. Try: {advice}."
+
+
+def test_steps_count_sequences_and_not_rows(plan) -> None:
+    """lint() has ten times as many rows: what is packed into them."""
+    assert plan(160, 9)["steps"] == 10
+
+
+def test_plan_of_a_classifier(plan) -> None:
+    written = plan(160, 9, ["a", "b"], **CLASSIFIER, method="full")
+    assert (written["learning_rate"], written["steps"]) == (2e-5, 10)
+    with pytest.raises(UserError, match="set `task: sequence-classification`"):
+        plan(160, 9, ["a", "b"], method="full")

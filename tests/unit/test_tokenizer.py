@@ -253,3 +253,18 @@ def test_generation_of_a_model_without_a_template_stops_at_eos(tokenizer):
     generation = GenerationConfig(eos_token_id=7)
     assert add_stop_token(generation, tokenizer) == []
     assert generation.eos_token_id == 7
+
+
+def test_a_model_that_writes_no_text_needs_no_eos(tokenizer):
+    tokenizer.model_max_length = 256
+    tokenizer.eos_token = None
+    with pytest.raises(UserError, match="no EOS token"):
+        repair(tokenizer, CONFIG, None, None)
+    assert repair(tokenizer, CONFIG, None, None, causal=False) == []
+
+
+def test_no_token_to_pad_with(tokenizer, monkeypatch):
+    tokenizer.eos_token = tokenizer.pad_token = None
+    monkeypatch.setattr("finetune.tokenizer.SPARE_TOKENS", ())
+    with pytest.raises(UserError, match="no token to pad with; set `pad_token` under the model"):
+        repair(tokenizer, CONFIG, None, None, causal=False)

@@ -28,6 +28,7 @@ def dry_run(*args: str, cwd: Path) -> str:
     ("config", "runs"),
     [
         ("config/config.yaml", DEFAULT),
+        ("config/examples/classification.yaml", DEFAULT),
         ("config/examples/own-data.yaml", ONE_RUN),
         ("config/examples/qlora-7b-2gpus.yaml", ONE_RUN),
         ("config/examples/full-8b-zero3-8gpus.yaml", ONE_RUN),

@@ -2,7 +2,8 @@
 
 evaluate_run       results/runs/{run}/model -> results/runs/{run}/evaluation/
 evaluate_baseline  the base model -> results/baselines/{model}/{dataset}/
-Both write metrics.json and predictions.jsonl, by the same script.
+Both write metrics.json and predictions.jsonl, by the same script. Where rows have labels, the
+baseline is the share of each class in the training rows: an untrained head knows nothing.
 """
 
 
@@ -11,6 +12,7 @@ rule evaluate_run:
         model="results/runs/{run}/model",
         data=for_run("results/data/{dataset}/test.parquet"),
         tokens=for_run("results/tokens/{dataset}/{model}/test"),
+        lint=for_run("results/tokens/{dataset}/{model}/lint.json"),
     output:
         metrics="results/runs/{run}/evaluation/metrics.json",
         predictions="results/runs/{run}/evaluation/predictions.jsonl",
@@ -32,7 +34,7 @@ rule evaluate_run:
     shell:
         'python "$SCRIPTS"/evaluate_model.py --settings {params.settings:q}'
         " --model {input.model} --data {input.data} --tokens {input.tokens}"
-        " --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
+        " --lint {input.lint} --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
 
 
 use rule evaluate_run as evaluate_baseline with:
@@ -40,6 +42,7 @@ use rule evaluate_run as evaluate_baseline with:
         model="results/models/{model}/pretrained",
         data="results/data/{dataset}/test.parquet",
         tokens="results/tokens/{dataset}/{model}/test",
+        lint="results/tokens/{dataset}/{model}/lint.json",
     output:
         metrics="results/baselines/{model}/{dataset}/metrics.json",
         predictions="results/baselines/{model}/{dataset}/predictions.jsonl",

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from finetune.class_tables import sections
 from finetune.cli import UserError, run_script, say
 from finetune.files import read_json, write_aside
 from finetune.provenance import code_commit
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
-SCORES = ("loss", "perplexity", "token_accuracy", "code")
+TEXT_SCORES = ("loss", "perplexity", "token_accuracy", "code")
+CLASS_SCORES = ("loss", "accuracy", "macro_f1", "per_class", "confusion_matrix", "code")
 FACTS = (
     *("model_name", "dataset_name", "settings", "tokens_per_second", "peak_memory"),
     *("predicted_memory", "wall_seconds", "world_size", "steps", "code"),
@@ -54,11 +56,15 @@ def main() -> None:
 
     now = code_commit()
     baselines = [read_baseline(name, folder, now) for name, folder in args.baseline]
-    runs = [read_run(name, folder, now) for name, folder in args.run]
+    scores = [load_scores(folder / "evaluation" / "metrics.json") for _, folder in args.run]
+    runs = [
+        run_row(name, load(folder / "train.json", FACTS), found, now)
+        for (name, folder), found in zip(args.run, scores, strict=True)
+    ]
     curves = {name: read_curves(folder / "metrics.jsonl") for name, folder in args.run}
     rows = baselines + runs  # in this order under each data set
     write_text(args.output / "summary.tsv", as_tsv(rows))
-    write_text(args.output / "summary.html", as_html(rows))
+    write_text(args.output / "summary.html", as_html(rows, sections(runs, scores)))
     write_figure(args.output / "loss.svg", loss_figure(runs, curves))
     write_figure(args.output / "memory.svg", memory_figure(runs))
     say(f"compare: runs: {len(runs)}, baselines: {len(baselines)}; see {args.output}")
@@ -75,12 +81,13 @@ def read_baseline(name: str, folder: Path, now: str | None) -> dict:
     model, _, dataset = name.partition("/")
     if not dataset:
         raise UserError(f"--baseline {name}:{folder} must start with MODEL/DATASET")
-    return baseline_row(model, dataset, load(folder / "metrics.json", SCORES), now)
+    return baseline_row(model, dataset, load_scores(folder / "metrics.json"), now)
 
 
-def read_run(name: str, folder: Path, now: str | None) -> dict:
-    facts = load(folder / "train.json", FACTS)
-    return run_row(name, facts, load(folder / "evaluation" / "metrics.json", SCORES), now)
+def load_scores(path: Path) -> dict:
+    """metrics.json of a model that writes text, or of a classifier."""
+    classifier = "accuracy" in load(path, ("loss",))
+    return load(path, CLASS_SCORES if classifier else TEXT_SCORES)
 
 
 def load(path: Path, keys: tuple[str, ...]) -> dict:
@@ -152,7 +159,8 @@ def loss_figure(runs: list[dict], curves: dict[str, dict]) -> Figure:
         panel.set_title(f"Loss on {dataset}: training (lines), validation (diamonds)")
         panel.set_xlabel("optimizer step")
         panel.xaxis.get_major_locator().set_params(integer=True)
-        panel.set_ylabel("loss (nats per supervised token)")
+        per_row = any("accuracy" in row for row in rows)
+        panel.set_ylabel(f"loss (nats per {'row' if per_row else 'supervised token'})")
     return figure
 
 

@@ -2,7 +2,9 @@
 
 One script for tuned and base models, CPU and GPU. Reads a model folder, the test rows and their
 tokens. Writes `metrics.json` (loss, perplexity, token accuracy, and the metrics on generated
-text that the dataset asks for) and `predictions.jsonl` (prompt, reference, prediction).
+text that the dataset asks for) and `predictions.jsonl` (prompt, reference, prediction). For
+labelled rows: loss, accuracy, F1 and confusion matrix, and each row's class (text, reference,
+prediction, probability).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import time
 from pathlib import Path
 
 from finetune.cli import UserError, read_settings, run_script, say
-from finetune.files import check_complete, write_aside, write_json
+from finetune.files import check_complete, read_json, write_aside, write_json
 from finetune.leases import lease, visible_devices
 from finetune.provenance import code_commit
 
@@ -28,6 +30,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--data", required=True, type=Path, help="test.parquet")
     parser.add_argument("--tokens", required=True, type=Path, help="test/ of tokenize_data")
+    parser.add_argument("--lint", required=True, type=Path, help="lint.json")
     parser.add_argument("--metrics", required=True, type=Path, help="metrics.json")
     parser.add_argument("--predictions", required=True, type=Path, help="predictions.jsonl")
     args = parser.parse_args()
@@ -40,27 +43,45 @@ def main() -> None:
 
 
 def evaluate_model(args: argparse.Namespace) -> None:
-    """Score, generate, judge, write."""
+    """Score, write the predictions, then the metrics."""
+    from finetune.provenance import peak_memory, process_seconds
+    from finetune.tokens import open_tokens
+
+    tokens, lint = open_tokens(args.tokens), read_json(args.lint)
+    if len(tokens) == 0:
+        raise UserError("the test split is empty; give split.test a share under the dataset.")
+    evaluate = evaluate_text if lint["labels"] is None else evaluate_classes
+    results, lines = evaluate(args, tokens, lint)
+    write_predictions(args.predictions, lines)
+    results |= {"peak_memory": peak_memory(), "wall_seconds": process_seconds(), "code": CODE}
+    write_json(args.metrics, {"rows": len(tokens)} | results)
+    say(f"evaluate_model: {args.model}: {summary(results)}")
+
+
+def evaluate_text(args: argparse.Namespace, tokens, lint: dict) -> tuple[dict, list[dict]]:
+    """Score the references, generate answers, judge them."""
+    model, tokenizer = load(args)
+    results = score(model, tokenizer, tokens, args.settings)
+    rows = test_rows(args.data, set(tokens["id"]), tokenizer, args.settings)
+    if not rows:
+        return results, []
+    answers, speed = generate(model, tokenizer, rows, args.settings)
+    results |= judge(answers, rows, args.settings["metrics"]) | speed
+    given = [{"prediction": answer.text, "stopped": answer.stopped} for answer in answers]
+    return results, [row | more for row, more in zip(rows, given, strict=True)]
+
+
+def load(args: argparse.Namespace, labels: list[str] | None = None) -> tuple:
+    """Model and tokenizer, on the GPU if there is one."""
     import torch
 
     from finetune.modeling import load_for_inference
-    from finetune.provenance import peak_memory, process_seconds
     from finetune.tokenizer import load_tokenizer
-    from finetune.tokens import open_tokens
 
     trust = args.settings["trust_remote_code"]
     device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    model = load_for_inference(args.model, trust, device=device)
-    tokenizer = load_tokenizer(args.model, trust)
-    tokens = open_tokens(args.tokens)
-    results = score(model, tokenizer, tokens, args.settings)
-    rows = test_rows(args.data, set(tokens["id"]), tokenizer, args.settings)
-    answers, speed = generate(model, tokenizer, rows, args.settings)
-    results |= judge(answers, rows, args.settings["metrics"]) | speed
-    write_predictions(args.predictions, rows, answers)
-    results |= {"peak_memory": peak_memory(), "wall_seconds": process_seconds(), "code": CODE}
-    write_json(args.metrics, results)
-    say(f"evaluate_model: {args.model}: {summary(results)}")
+    model = load_for_inference(args.model, trust, device=device, labels=labels)
+    return model, load_tokenizer(args.model, trust)
 
 
 def score(model, tokenizer, tokens, settings: dict) -> dict:
@@ -70,8 +91,6 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     from finetune.collator import RowCollator
     from finetune.scores import batch_scores
 
-    if len(tokens) == 0:
-        raise UserError("the test split is empty; give split.test a share under the dataset.")
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
     collate, size = RowCollator(tokenizer), settings["batch_size"]
@@ -81,7 +100,35 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
         with torch.inference_mode():
             nll, count, correct = batch_scores(model, batch)[0].double().T.tolist()
         metric.add_batch(nll=nll, tokens=count, correct=correct)
-    return {"rows": len(tokens)} | metric.compute()
+    return metric.compute()
+
+
+def evaluate_classes(args: argparse.Namespace, tokens, lint: dict) -> tuple[dict, list[dict]]:
+    """Judge a classifier. A base model that does not know these classes has a head of random
+    numbers, so a model of no text at all stands in: how often each class occurs in training."""
+    import numpy as np
+    from transformers import AutoConfig
+
+    from finetune.classification import class_lines, class_prior, predict
+
+    labels, record = lint["labels"], {}
+    config = AutoConfig.from_pretrained(
+        args.model, trust_remote_code=args.settings["trust_remote_code"]
+    )
+    if config.id2label == dict(enumerate(labels)):
+        model, tokenizer = load(args, labels)
+        nats = predict(model, tokenizer, tokens, args.settings["batch_size"])
+    else:
+        record["baseline"] = "class prior"
+        nats = np.tile(class_prior(lint["label_counts"]), (len(tokens), 1))
+    wanted = np.asarray(tokens["labels"])
+    results = load_metric("classification").compute(
+        predictions=nats.argmax(1),
+        references=wanted,
+        nll=-nats[np.arange(len(tokens)), wanted],
+        labels=labels,
+    )
+    return record | results, class_lines(args.data, tokens["id"], labels, nats)
 
 
 def load_metric(name: str):
@@ -94,24 +141,23 @@ def load_metric(name: str):
 
 def test_rows(data: Path, kept: set[str], tokenizer, settings: dict) -> list[dict]:
     """id, rendered prompt and reference: the last assistant turn is what must be predicted.
+    Plain text has none, and is judged by its loss alone.
 
     `kept` are the ids within max_length: the rows that the loss is taken on, and no others.
     """
     import pyarrow.parquet as pq
 
-    from finetune.chat import render, with_system
+    from finetune.chat import conversation, prompt_text, reference_text
 
-    rows = [row for row in pq.read_table(data).to_pylist() if row["id"] in kept]
-    return [
-        {
-            "id": row["id"],
-            "prompt": render(
-                tokenizer, with_system(row["messages"][:-1], settings["system_prompt"]), True
-            ),
-            "reference": row["messages"][-1]["content"],
-        }
-        for row in rows[: settings["rows"]]
-    ]
+    rows = pq.read_table(data).to_pylist()
+    rows = [row for row in rows if row["id"] in kept and row["messages"]]
+    out = []
+    for row in rows[: settings["rows"]]:
+        talk = conversation(row, settings["system_prompt"], "all")
+        prompt = prompt_text(tokenizer, talk, settings["template_options"])
+        reference = reference_text(tokenizer, talk, prompt, settings["template_options"])
+        out.append({"id": row["id"], "prompt": prompt, "reference": reference})
+    return out
 
 
 def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list, dict]:
@@ -138,7 +184,7 @@ def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list, 
 def judge(answers: list, rows: list[dict], names: list[str]) -> dict[str, float]:
     """The dataset's metrics on generated text."""
     pairs = {
-        "predictions": [a.text for a in answers],
+        "predictions": [without_thought(a.text) for a in answers],
         "references": [row["reference"] for row in rows],
     }
     results: dict[str, float] = {}
@@ -147,15 +193,19 @@ def judge(answers: list, rows: list[dict], names: list[str]) -> dict[str, float]
     return results
 
 
-def write_predictions(path: Path, rows: list[dict], answers: list) -> None:
+def without_thought(text: str) -> str:
+    """What a model says after it has thought."""
+    return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
+
+
+def write_predictions(path: Path, lines: list[dict]) -> None:
     with write_aside(path) as aside, open(aside, "w", encoding="utf-8") as file:
-        for row, given in zip(rows, answers, strict=True):
-            line = {**row, "prediction": given.text, "stopped": given.stopped}
+        for line in lines:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def summary(results: dict) -> str:
-    names = ("exact_match", "rouge_l", "json_valid", "json_equal")
+    names = ("exact_match", "rouge_l", "json_valid", "json_equal", "accuracy", "macro_f1")
     shown = [f"{name} {results[name]:.1%}" for name in names if name in results]
     return ", ".join([f"loss {results['loss']:.4f}", *shown])
 

@@ -98,29 +98,38 @@ def check_weights(folder: Path, trust_remote_code: bool) -> None:
 
 
 def write_tokenizer(folder: Path, settings: dict) -> list[str]:
-    """Replace the tokenizer and the generation config by repaired ones."""
-    from transformers import GenerationConfig
-
+    """Replace the tokenizer by a repaired one; where the model generates, its config too."""
+    from finetune.architecture import is_causal
     from finetune.tokenizer import load_tokenizer, repair
 
     config = model_config(folder, settings["trust_remote_code"])
     tokenizer = load_tokenizer(folder, settings["trust_remote_code"])
-    notes = repair(tokenizer, config, settings["pad_token"], settings["chat_template"])
+    chosen = settings["pad_token"], settings["chat_template"]
+    notes = repair(tokenizer, config, *chosen, causal=is_causal(config))
+    with TemporaryDirectory(dir=folder.parent) as new:
+        tokenizer.save_pretrained(new)
+        if is_causal(config):
+            generation = generation_config(folder, config, tokenizer)
+            notes += add_stop_token(generation, tokenizer)
+            generation.save_pretrained(new)
+        for path in visible_files(Path(new)):
+            target = folder / path.relative_to(new)
+            target.parent.mkdir(exist_ok=True)
+            os.replace(path, target)  # replaces a link, where saving would write through it
+    return notes
+
+
+def generation_config(folder: Path, config, tokenizer):
+    """The model's own, with the repaired pad token."""
+    from transformers import GenerationConfig
+
     generation = GenerationConfig.from_model_config(config)
     if (folder / "generation_config.json").exists():
         generation = GenerationConfig.from_pretrained(folder)
     generation.pad_token_id = tokenizer.pad_token_id
     if generation.temperature is not None or generation.top_p is not None:
         generation.do_sample = True  # older models leave it out, and cannot be saved without
-    notes += add_stop_token(generation, tokenizer)
-    with TemporaryDirectory(dir=folder.parent) as new:
-        tokenizer.save_pretrained(new)
-        generation.save_pretrained(new)
-        for path in visible_files(Path(new)):
-            target = folder / path.relative_to(new)
-            target.parent.mkdir(exist_ok=True)
-            os.replace(path, target)  # replaces a link, where saving would write through it
-    return notes
+    return generation
 
 
 def add_stop_token(generation, tokenizer) -> list[str]:
@@ -156,20 +165,18 @@ def model_config(folder: Path, trust_remote_code: bool):
 
 def describe(folder: Path, settings: dict) -> dict:
     """Architecture and exact counts, from the meta device: no weight is read."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
+    from finetune.architecture import is_causal, outline
     from finetune.tokenizer import load_tokenizer
 
     trust = settings["trust_remote_code"]
     config = model_config(folder, trust)
     tokenizer = load_tokenizer(folder, trust)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust)
+    model = outline(folder, trust)
     return {
         "source": settings["source"],
         "architecture": type(model).__name__,
         "model_type": config.model_type,
+        "causal": is_causal(config),
         # parameters() yields a tied weight once
         "parameters": sum(p.numel() for p in model.parameters()),
         "linear_layers": linear_layers(model),

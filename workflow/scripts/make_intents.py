@@ -1,8 +1,9 @@
 """Build the default example data set: English home commands with their intent as JSON.
 
 Reads no file: the package `home-assistant-intents` has the sentence templates, `hassil` words
-and labels them. Writes JSONL: `prompt` (the command), `completion` (the intent) and `template`
-(the id of the template that made the row). Split by it: rows of a template are near copies.
+and labels them. Writes JSONL: `prompt` (the command), `completion` (the intent and its slots, as
+JSON), `intent` (its name alone, the class of the row) and `template` (the id of the template that
+made the row). Split by it: rows of a template are near copies.
 """
 
 import argparse
@@ -145,7 +146,8 @@ def rows_of(intent: str, count: int, intents: Intents, rng: random.Random) -> li
             prompt = draw_prompt(sentence, lists, rules, rng)
             reading = read_back(prompt, intents) if prompt and prompt not in rows else None
             if reading and reading.intent_sentence.text == sentence.text:
-                rows[prompt] = {"prompt": prompt, "completion": label(reading), "template": name}
+                row = {"prompt": prompt, "completion": label(reading), "intent": intent}
+                rows[prompt] = row | {"template": name}
                 rotation.append((name, sentence, lists))
                 break
     return list(rows.values())

@@ -13,10 +13,12 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from peft import PeftModel
 from transformers import PreTrainedModel
 
+from finetune.classification import LabelCollator, class_scores
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.collator import RowCollator
 from finetune.encoding import IGNORED
@@ -28,7 +30,9 @@ from finetune.tokenizer import load_tokenizer
 from finetune.tokens import open_tokens
 from finetune.weights import TensorShapes, expected_shapes, verify
 
-CHECKED_ROWS = 16
+CHECKED_ROWS, CHECKED_TOKENS = 16, 8_192
+NEGLIGIBLE = 0.01
+"""Nats. A loss near zero moves by a large share when logits are rounded to 16 bit."""
 
 
 def main() -> None:
@@ -45,7 +49,8 @@ def main() -> None:
     check_complete(args.trained)
     trust = args.settings["trust_remote_code"]
     facts = read_json(args.train_record)
-    shapes, tied = expected_shapes(args.base, trust)
+    args.labels = read_json(args.tokens / "lint.json")["labels"]
+    shapes, tied = expected_shapes(args.base, trust, args.labels)
     with complete_directory(args.output) as folder:
         if args.settings["method"] == "full":
             link_trained(args.trained, args.base, folder)
@@ -54,7 +59,8 @@ def main() -> None:
             record = merge_adapter(args, folder, shapes)
         record |= verify(folder, shapes, tied)
         load_tokenizer(args.base, trust).save_pretrained(folder)
-        shutil.copy(args.base / "generation_config.json", folder)
+        if args.labels is None:
+            shutil.copy(args.base / "generation_config.json", folder)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
     write_json(args.record, record)
     say(f"merge: {args.output} holds {record['tensors']} tensors, all verified")
@@ -81,7 +87,7 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
     the dequantized one, differs from model to model (unsloth-zoo pull request 810): measured.
     """
     trust = args.settings["trust_remote_code"]
-    batch = held_out(args.tokens, load_tokenizer(args.base, trust))
+    batch = held_out(args.tokens, load_tokenizer(args.base, trust), args.labels)
     trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
     record: dict = {"loss_trained": measure(trained, batch)[0], "loss_merged": {}}
     best = None
@@ -124,31 +130,38 @@ def load_base(args: argparse.Namespace, form: str) -> PreTrainedModel:
     """The base as it was trained on, dequantized from that, or in its original 16 bit."""
     trust, quantized = args.settings["trust_remote_code"], args.settings.get("quantization")
     if form == "original" or quantized is None:
-        return load_for_inference(args.base, trust)
+        return load_for_inference(args.base, trust, labels=args.labels)
     model = load_for_inference(args.base, trust, quantized)
     return model.dequantize() if form == "dequantized" else model
 
 
-def held_out(tokens: Path, tokenizer) -> Mapping:
+def held_out(tokens: Path, tokenizer, labels: list[str] | None = None) -> Mapping:
     """Some validation rows, or training rows where there is no validation split."""
     tokenizer.padding_side = "right"
     rows = open_tokens(tokens / "validation")
     rows = rows if len(rows) else open_tokens(tokens / "train")
-    return RowCollator(tokenizer)([rows[i] for i in range(min(CHECKED_ROWS, len(rows)))])
+    collate = RowCollator(tokenizer) if labels is None else LabelCollator(tokenizer)
+    # of long rows fewer: all their logits are held at once
+    fitting = int(np.searchsorted(np.cumsum(rows["length"][:CHECKED_ROWS]), CHECKED_TOKENS))
+    return collate([rows[i] for i in range(min(max(1, fitting), CHECKED_ROWS, len(rows)))])
 
 
 @torch.inference_mode()
 def measure(model: torch.nn.Module, batch: Mapping) -> tuple[float, torch.Tensor]:
-    """Loss per supervised token, and the logits there: (tokens, vocabulary)."""
-    scores, logits = batch_scores(model.eval(), batch)
-    nll, tokens, _ = scores.sum(0).tolist()
-    return nll / tokens, logits[batch["shift_labels"] != IGNORED].float()
+    """Loss per supervised token, and the logits there: (tokens, vocabulary). Of a classifier:
+    loss per row, and (rows, classes)."""
+    supervised = batch.get("shift_labels")
+    score = class_scores if supervised is None else batch_scores
+    scores, logits = score(model.eval(), batch)
+    nll, count, _ = scores.sum(0).tolist()
+    return nll / count, (logits if supervised is None else logits[supervised != IGNORED]).float()
 
 
 def check_drift(record: dict, tolerance: float) -> None:
     """A merged model that is worse than what was trained must not be served."""
     trained, merged = record["loss_trained"], record["loss_merged"][record["base"]]
-    if not merged <= trained * (1 + tolerance):  # a NaN is worse too
+    allowed = max(trained * (1 + tolerance), trained + NEGLIGIBLE)
+    if not merged <= allowed:  # a NaN is worse too
         raise UserError(
             f"on held-out rows the merged model's loss is {merged:.4f}, the trained one's "
             f"{trained:.4f}: more than {tolerance:.0%} worse. Serve the adapter in trained/ on its "

@@ -11,9 +11,11 @@ import math
 from pathlib import Path
 
 from finetune.batch import split_batch
+from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import read_json, write_json
 from finetune.memory import ModelShapes, training_memory
+from finetune.splits import SPLITS
 
 GB = 1e9
 LARGE = 14e9
@@ -29,13 +31,42 @@ def main() -> None:
     args = parser.parse_args()
 
     model, lint = read_json(args.model), read_json(args.lint)
-    plan = batch_plan(args.settings, lint["train"]["rows"])
+    check_task(args.settings["task"], model, lint)
+    check_data(lint, args.settings["checks"], args.lint.with_suffix(".html"))
+    plan = batch_plan(args.settings, lint["train"]["sequences"])
     plan["learning_rate"] = learning_rate(args.settings, model["parameters"])
-    plan["memory"] = memory_plan(args.settings, model, lint["train"]["longest"])
+    plan["memory"] = memory_plan(args.settings, model, lint)
     plan["settings"] = args.settings
-    check_context(model, max(split["longest"] for split in lint.values()))
+    check_context(model, max(lint[split]["longest"] for split in SPLITS))
     write_json(args.output, plan)
     say("plan_run: " + summary(plan))
+
+
+def check_data(lint: dict, checks: dict, page: Path) -> None:
+    """Data that fails a check of its dataset is not trained on."""
+    if failed := failed_checks(lint, checks):
+        raise UserError(f"the data check failed (see {page}): {' '.join(failed)}")
+
+
+def check_task(task: str, model: dict, lint: dict) -> None:
+    """The task, the data and the model must be made for each other."""
+    if task == "causal-lm" and lint["task"] != task:
+        raise UserError(
+            "this data set has a label for each row: set `task: sequence-classification` for the "
+            "run. Or, to have the label written as text, map the columns under the dataset: "
+            "`format: prompt-completion`, `columns: {prompt: text, completion: label}`."
+        )
+    if task == "sequence-classification" and lint["task"] != task:
+        raise UserError(
+            "task sequence-classification needs a label for each row, and this data set has none. "
+            "Give it the columns `text` and `label`, or map yours under the dataset: `format: "
+            "text-label`, `columns: {text: …, label: …}`."
+        )
+    if task == "causal-lm" and not model["causal"]:
+        raise UserError(
+            f"{model['architecture']} writes no text, so it cannot be trained for `task: "
+            "causal-lm`. Use it for `sequence-classification`, or choose a causal language model."
+        )
 
 
 def batch_plan(settings: dict, rows: int) -> dict:
@@ -59,15 +90,16 @@ def batch_plan(settings: dict, rows: int) -> dict:
 
 
 def learning_rate(settings: dict, parameters: int) -> float:
-    """The run's own, or the method's: QLoRA paper for adapters, common practice for full."""
+    """The run's own, or the method's: QLoRA paper for adapters, common practice for full; for
+    full classifiers Devlin et al. 2018 (arXiv 1810.04805, A.3: 5e-5, 3e-5 or 2e-5)."""
     if (chosen := settings["optimizer"]["learning_rate"]) is not None:
         return chosen
     if settings["method"] == "full":
-        return 1e-5
+        return 1e-5 if settings["task"] == "causal-lm" else 2e-5
     return 2e-4 if parameters <= LARGE else 1e-4
 
 
-def memory_plan(settings: dict, model: dict, longest: int) -> dict:
+def memory_plan(settings: dict, model: dict, lint: dict) -> dict:
     """Predicted bytes by part against what a GPU has. Raises UserError when it cannot fit."""
     lora = settings.get("lora", {"rank": 0, "target_modules": []})
     check_targets(lora["target_modules"], model)
@@ -78,8 +110,9 @@ def memory_plan(settings: dict, model: dict, longest: int) -> dict:
         gpus=settings["gpus"],
         double=settings.get("quantization", {}).get("double", False),
         micro=settings["batch"]["micro"],
-        length=longest,
+        length=lint["train"]["longest"],
         checkpointing=settings["gradient_checkpointing"],
+        classes=len(lint["labels"]) if lint["labels"] else None,
     )
     total, (available, seen) = sum(parts.values()), device_memory(settings)
     if available is not None and total > available:
@@ -118,11 +151,13 @@ def cheaper(settings: dict, parts: dict[str, int]) -> str:
         advice.append("`gradient_checkpointing: true`")
     if settings["batch"]["micro"] > 1:
         advice.append("`batch: {micro: 1}` (the result stays the same)")
-    if settings["method"] == "full":
+    if settings["task"] == "sequence-classification":  # DDP and 16 bit are all there is
+        advice += ["`method: lora`"] if settings["method"] == "full" else []
+    elif settings["method"] == "full":
         more = {"zero3": ["`launch: zero3-offload`"], "zero3-offload": []}
         advice += more.get(settings["launch"], ["`launch: zero3`"])
         advice += ["more gpus", "`method: qlora`"]
-    if settings["method"] == "lora":
+    elif settings["method"] == "lora":
         if settings["gpus"] > 1 and not settings["launch"].startswith("zero3"):
             advice.append("`launch: zero3`")
         advice.append("`method: qlora`")

@@ -20,6 +20,7 @@ from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments, set_seed
 
 from finetune.batch import split_batch
+from finetune.classification import ClassificationTrainer, LabelCollator
 from finetune.cli import run_script
 from finetune.collator import RowCollator
 from finetune.files import digest_json, publish, read_json, write_json
@@ -37,6 +38,7 @@ from finetune.tokens import digest_tokens, open_tokens
 from finetune.trainer import FinetuneTrainer
 
 CODE = code_commit()  # before a later commit can be taken for the code that runs
+TRAINERS = {"causal-lm": FinetuneTrainer, "sequence-classification": ClassificationTrainer}
 
 
 def main() -> None:
@@ -46,7 +48,8 @@ def main() -> None:
     training_args = arguments(settings, plan, args)
     check_world_size(training_args.world_size, args.world_size)
     set_seed(settings["seed"])
-    model = load_for_training(args.model, settings, training_args.local_process_index)
+    labels = read_json(args.tokens / "lint.json")["labels"]
+    model = load_for_training(args.model, settings, training_args.local_process_index, labels)
     trainer = build_trainer(model, training_args, settings, args)
     check_world_size(trainer.accelerator.num_processes, args.world_size)
     trainer.add_callback(placement := PlacementGuard())
@@ -131,12 +134,14 @@ def build_trainer(
 ) -> FinetuneTrainer:
     tokenizer = load_tokenizer(args.model, settings["trust_remote_code"])
     tokenizer.padding_side = "right"
-    trainer = FinetuneTrainer(
+    attention = model.config._attn_implementation
+    causal = settings["task"] == "causal-lm"
+    trainer = TRAINERS[settings["task"]](
         model=model,
         args=training_args,
         train_dataset=open_tokens(args.tokens / "train"),
         eval_dataset=open_tokens(args.tokens / "validation"),
-        data_collator=RowCollator(tokenizer, model.config._attn_implementation),
+        data_collator=RowCollator(tokenizer, attention) if causal else LabelCollator(tokenizer),
         processing_class=tokenizer,
     )
     trainer.remove_callback(PrinterCallback)

@@ -229,3 +229,15 @@ def prompt_text(
     """What a server is sent to get the last turn."""
     count = len(talk.messages) - 1
     return render(tokenizer, [(talk, count, True)], options)[id(talk), count, True]
+
+
+def reference_text(
+    tokenizer: PreTrainedTokenizerBase, talk: Conversation, prompt: str, options: dict[str, Any]
+) -> str:
+    """What the last turn says; of tool calls, what the template makes of them."""
+    count, last = len(talk.messages), talk.messages[-1]
+    if "tool_calls" not in last:
+        return last["content"]
+    text = render(tokenizer, [(talk, count, False)], options)[id(talk), count, False]
+    ids = tokenizer(text[len(prompt) :], add_special_tokens=False)["input_ids"]
+    return tokenizer.decode(ids, skip_special_tokens=True).strip()

@@ -60,8 +60,10 @@ def training_memory(
     micro: int,
     length: int,
     checkpointing: bool,
+    classes: int | None = None,
 ) -> dict[str, int]:
-    """Bytes on one GPU, by part. `length` is the longest row in tokens."""
+    """Bytes on one GPU, by part. `length` is the longest row in tokens. A classifier has logits
+    for `classes`, once a row."""
     trainable = shapes.parameters if method == "full" else shapes.adapter
     parts = {
         "weights": weights(shapes, method, launch, gpus, double),
@@ -69,7 +71,7 @@ def training_memory(
         "optimizer": optimizer(trainable, launch, gpus),
         "activations": activations(shapes, micro, length, checkpointing),
         # bf16 logits, their fp32 copy, and its gradient
-        "logits": micro * length * shapes.vocab * (2 + 4 + 4),
+        "logits": micro * (classes or length * shapes.vocab) * (2 + 4 + 4),
         "context": CONTEXT,
     }
     total = sum(parts.values())

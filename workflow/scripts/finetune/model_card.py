@@ -10,7 +10,7 @@ TEMPLATE = """\
 
 # {title}
 
-Fine-tuned from `{base}` with `{method}` under `{launch}`.
+Fine-tuned from `{base}` for {task} with `{method}` under `{launch}`.
 
 | fact | value |
 |---|---|
@@ -27,12 +27,15 @@ def model_card(facts: dict) -> str:
     """Markdown with the metadata block the hub reads. `facts` is train.json."""
     settings, base = facts["settings"], facts["model"]["source"]
     header: dict = {"library_name": "transformers", "tags": ["fine-tuned", settings["method"]]}
+    if settings["task"] == "sequence-classification":
+        header["pipeline_tag"] = "text-classification"
     if facts["model"]["commit"]:  # then it came from the hub, which links cards by this key
         header["base_model"] = base
     return TEMPLATE.format(
         header=yaml.safe_dump(header),
         title=f"{base.rstrip('/').rsplit('/', 1)[-1]}, fine-tuned",
         base=base,
+        task=settings["task"],
         method=settings["method"],
         launch=settings["launch"],
         rows="\n".join(f"| {name} | {value} |" for name, value in table(facts)),

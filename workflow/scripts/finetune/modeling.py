@@ -1,11 +1,16 @@
-"""The model as a method trains it: 4-bit with adapters, 16-bit with adapters, or all of it."""
+"""The model as a method trains it: 4-bit with adapters, 16-bit with adapters, or all of it.
+
+`labels`, the names of the classes, ask for a classifier. Without them it is a causal LM.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
+
+from finetune.architecture import head_of
 
 
 def compute_dtype() -> torch.dtype:
@@ -16,17 +21,23 @@ def compute_dtype() -> torch.dtype:
     return torch.bfloat16 if native else torch.float16
 
 
-def load_for_training(folder: Path, settings: dict, local_rank: int) -> torch.nn.Module:
+def load_for_training(
+    folder: Path, settings: dict, local_rank: int, labels: list[str] | None = None
+) -> torch.nn.Module:
     """The model with its trainable parameters set, on this rank's device.
 
     Under ZeRO-3 this must run after TrainingArguments exist: transformers then builds the
     model inside `deepspeed.zero.Init`, already sharded.
     """
-    model = AutoModelForCausalLM.from_pretrained(
+    auto, head = head_of(folder, settings["trust_remote_code"], labels)
+    model, found = auto.from_pretrained(
         folder,
         dtype=weight_dtype(settings),
         attn_implementation=settings["attention"] or default_attention(),
         trust_remote_code=settings["trust_remote_code"],
+        output_loading_info=True,
+        ignore_mismatched_sizes=labels is not None,  # the head of a classifier of other classes
+        **head,
         **placement(settings, local_rank),
     )
     model.config.use_cache = False  # a cache is for generation; in training it only costs memory
@@ -34,7 +45,7 @@ def load_for_training(folder: Path, settings: dict, local_rank: int) -> torch.nn
         return model
     if settings["method"] == "qlora":
         keep_gradients_on_cpu(model)
-    return add_adapters(model, settings)
+    return add_adapters(model, settings, new_modules(model, found) if labels else None)
 
 
 def default_attention() -> str | None:
@@ -88,33 +99,60 @@ def keep_gradients_on_cpu(model: torch.nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def add_adapters(model: PreTrainedModel, settings: dict) -> torch.nn.Module:
-    """LoRA layers; peft keeps them in fp32 over a 16-bit base."""
+def new_modules(model: PreTrainedModel, found: dict) -> list[str]:
+    """Modules that start at random, since the files have no weights for them: the whole head, of
+    whatever layers (DistilBERT's has two), and BERT's pooler where a model came without."""
+    names = found["missing_keys"] | {name for name, *_ in found["mismatched_keys"]}
+    inside = f"{model.base_model_prefix}."
+    modules = {
+        name.rpartition(".")[0] if name.startswith(inside) else name.partition(".")[0]
+        for name in names
+    }
+    return sorted(modules)
+
+
+def add_adapters(
+    model: PreTrainedModel, settings: dict, new: list[str] | None = None
+) -> torch.nn.Module:
+    """LoRA layers; peft keeps them in fp32 over a 16-bit base. What is `new` in a classifier is
+    trained whole, and saved with the adapter."""
     from peft import LoraConfig, get_peft_model
 
     lora = settings["lora"]
-    return get_peft_model(
+    adapted = get_peft_model(
         model,
         LoraConfig(
-            task_type="CAUSAL_LM",
+            task_type="CAUSAL_LM" if new is None else "SEQ_CLS",
             r=lora["rank"],
             lora_alpha=lora["alpha"],
             lora_dropout=lora["dropout"],
             target_modules=lora["target_modules"],
+            modules_to_save=new,
         ),
     )
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()  # peft leaves whole modules in 16 bit
+    return adapted
 
 
 def load_for_inference(
-    folder: Path, trust_remote_code: bool, quantized: dict | None = None, device: str = "cpu"
+    folder: Path,
+    trust_remote_code: bool,
+    quantized: dict | None = None,
+    device: str = "cpu",
+    labels: list[str] | None = None,
 ) -> PreTrainedModel:
     """A model to score or generate with, in 16 bit, or in 4 bit as QLoRA trained on it."""
     config = {"quantization_config": quantization(quantized)} if quantized else {}
-    model = AutoModelForCausalLM.from_pretrained(
+    auto, head = head_of(folder, trust_remote_code, labels)
+    model = auto.from_pretrained(
         folder,
         dtype=compute_dtype() if device != "cpu" else torch.bfloat16,
         device_map={"": device},
         trust_remote_code=trust_remote_code,
+        ignore_mismatched_sizes=labels is not None,  # a base; merging brings the trained head
+        **head,
         **config,
     )
     return model.eval()

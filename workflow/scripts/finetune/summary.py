@@ -48,6 +48,9 @@ COLUMNS = (
     Column("rouge_l", "ROUGE&#8209;L", TEST, "{:.1%}", max),
     Column("json_valid", "valid JSON", TEST, "{:.1%}", max),
     Column("json_equal", "equal JSON", TEST, "{:.1%}", max),
+    Column("test_loss_nats_per_row", "loss per row", TEST, "{:.3f}", min),
+    Column("accuracy", "accuracy", TEST, "{:.1%}", max),
+    Column("macro_f1", "macro F1", TEST, "{:.1%}", max),
     Column("tokens_per_second", "tokens/s", TRAINING, "{:,.0f}"),
     Column("peak_memory_gb", "peak GB per process", TRAINING, "{:.2f} {peak_memory_of}"),
     Column("peak_memory_of"),
@@ -75,6 +78,7 @@ thead tr:first-child th:not(:empty) {{ border-bottom: 1px solid #ccc; }}
 tbody {{ border-top: 1px solid #999; }}
 tbody th, .text {{ text-align: left; }}
 tbody tr:hover td {{ background: #f3f6f9; }}
+h2 {{ font-size: 1.1em; margin: 2em 0 .5em; }}
 </style>
 <table>
 <caption>{caption}</caption>
@@ -83,22 +87,25 @@ tbody tr:hover td {{ background: #f3f6f9; }}
 </thead>
 {bodies}
 </table>
-</html>
+{sections}</html>
 """
 CAPTION = (
     "Bold: best of the data set. Loss: nats per supervised token; it and perplexity compare only "
-    "models that share a tokenizer. Percentages: shares of the test split; for ROUGE&#8209;L the "
-    "mean F-measure. Tokens/s: all processes together. GB: 1e9 bytes of the largest process in "
-    "training, as reserved on the GPU or, where there was none, resident on the host; predicted "
-    "is always for a GPU. Minutes: wall time of training, loading included. World size: "
-    "processes. Steps: optimizer steps. Code: the commit that trained or, for a base model, "
-    "evaluated; older code: not all of the row is from the commit that made this table."
+    "models that share a tokenizer. Loss per row: nats, of classifiers. Percentages: shares of the "
+    "test split; for ROUGE&#8209;L the mean F-measure, for macro F1 the mean over classes. Class "
+    "prior: no model, but how often each class occurs in training. Tokens/s: all processes "
+    "together. GB: 1e9 bytes of the largest process in training, as reserved on the GPU or, where "
+    "there was none, resident on the host; predicted is always for a GPU. Minutes: wall time of "
+    "training, loading included. World size: processes. Steps: optimizer steps. Code: the commit "
+    "that trained or, for a base model, evaluated; older code: not all of the row is from the "
+    "commit that made this table."
 )
 
 
 def baseline_row(model: str, dataset: str, scores: dict, now: str | None) -> dict:
     """A base model as it came. `now` is the commit of the code that makes the table."""
-    row = {"name": model, "model": model, "dataset": dataset, "method": "base"}
+    method = scores.get("baseline", "base")
+    row = {"name": model, "model": model, "dataset": dataset, "method": method}
     return row | score_cells(scores) | code_cells([scores["code"]], now)
 
 
@@ -124,7 +131,8 @@ def run_row(name: str, facts: dict, scores: dict, now: str | None) -> dict:
 
 def score_cells(scores: dict) -> dict:
     """The metrics that the data set asks for."""
-    named = scores | {"test_loss_nats_per_token": scores["loss"]}
+    counted = "row" if "accuracy" in scores else "token"
+    named = scores | {f"test_loss_nats_per_{counted}": scores["loss"]}
     return {c.key: named[c.key] for c in COLUMNS if c.group == TEST and c.key in named}
 
 
@@ -157,11 +165,12 @@ def as_tsv(rows: list[dict]) -> str:
     return "".join("\t".join(line) + "\n" for line in lines)
 
 
-def as_html(rows: list[dict]) -> str:
-    """One page with nothing outside it."""
+def as_html(rows: list[dict], sections: str = "") -> str:
+    """One page with nothing outside it. `sections` come after the table."""
     columns = [column for column in used_columns(rows) if column.title]
     bodies = (table_body(name, group, columns) for name, group in by_dataset(rows).items())
-    return PAGE.format(caption=CAPTION, head=table_head(columns), bodies="\n".join(bodies))
+    filled = {"head": table_head(columns), "bodies": "\n".join(bodies), "sections": sections}
+    return PAGE.format(caption=CAPTION, **filled)
 
 
 def table_head(columns: list[Column]) -> str:

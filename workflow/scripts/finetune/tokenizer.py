@@ -42,9 +42,13 @@ def repair(
     config: PretrainedConfig,
     pad_token: str | None,
     chat_template: str | None,
+    causal: bool = True,
 ) -> list[str]:
-    """Make a tokenizer fit for training, in place. Returns one line per change."""
-    if tokenizer.eos_token is None:
+    """Make a tokenizer fit for training, in place. Returns one line per change.
+
+    A model that is not `causal` writes no text: its tokenizer needs no EOS.
+    """
+    if causal and tokenizer.eos_token is None:
         raise UserError("the tokenizer has no EOS token, so a trained model could never stop.")
     if not tokenizer.is_fast:
         raise UserError("the tokenizer has no fast version, which gives the offsets masks need.")
@@ -67,6 +71,8 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str
         return None
     spare = [t for t in SPARE_TOKENS if t in vocabulary and t != tokenizer.eos_token]
     tokenizer.pad_token = wanted or next(iter(spare), tokenizer.eos_token)
+    if tokenizer.pad_token is None:
+        raise UserError("the tokenizer has no token to pad with; set `pad_token` under the model.")
     if tokenizer.pad_token == before:
         return None
     return f"pad token {before!r} -> {tokenizer.pad_token!r} (EOS is {tokenizer.eos_token!r})"

@@ -25,6 +25,9 @@ class LogLastStep(TrainerCallback):
 class FinetuneTrainer(Trainer):
     """Trainer whose batches carry `row`, the index of each row in the data set."""
 
+    batch_scores = staticmethod(batch_scores)
+    accuracy = "token_accuracy"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.add_callback(LogLastStep)
@@ -49,12 +52,16 @@ class FinetuneTrainer(Trainer):
         rows, _ = inputs.pop("row"), inputs.pop("row_of_position", None)
         tokens = inputs.pop("tokens", None)  # of packs, which have no mask
         self.counts[0] += inputs["attention_mask"].sum() if tokens is None else tokens
-        self.counts[1] += (inputs["shift_labels"] != IGNORED).sum()
+        self.counts[1] += self.supervised(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
             names = [self.train_dataset[index]["id"] for index in rows.tolist()]
             check_finite(loss.item(), "the loss", self.state.global_step + 1, names)
         return loss
+
+    def supervised(self, inputs: dict) -> torch.Tensor:
+        """Tokens of a batch that the loss is taken on."""
+        return (inputs["shift_labels"] != IGNORED).sum()
 
     def evaluate(
         self,
@@ -69,7 +76,7 @@ class FinetuneTrainer(Trainer):
         nll, tokens, correct = totals
         check_finite(nll / tokens, "the validation loss", self.state.global_step, ["of validation"])
         metrics = {f"{metric_key_prefix}_loss": nll / tokens}
-        metrics[f"{metric_key_prefix}_token_accuracy"] = correct / tokens
+        metrics[f"{metric_key_prefix}_{self.accuracy}"] = correct / tokens
         self.since += time.monotonic() - started  # validation is no training time
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
@@ -83,7 +90,7 @@ class FinetuneTrainer(Trainer):
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64)
         for batch in batches:
-            scores, _ = batch_scores(self.model, batch)
+            scores, _ = self.batch_scores(self.model, batch)
             totals += self.accelerator.gather_for_metrics(scores).double().sum(0).cpu()
         return totals
 
@@ -100,8 +107,9 @@ class FinetuneTrainer(Trainer):
             logs |= {
                 "tokens": self.total_tokens,
                 "tokens_per_second": tokens / seconds,
-                "supervised_share": supervised / tokens,
             }
+            if supervised:  # a classifier has no such tokens
+                logs["supervised_share"] = supervised / tokens
             self.counts.zero_()
             self.since = time.monotonic()
         super().log(logs, start_time)

@@ -19,27 +19,34 @@ def saved_shapes(folder: Path) -> TensorShapes:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors handle, no dict
-                shapes[name] = tuple(file.get_slice(name).get_shape())
+                shapes[current_name(name)] = tuple(file.get_slice(name).get_shape())
     return shapes
 
 
-def expected_shapes(folder: Path, trust_remote_code: bool) -> tuple[TensorShapes, dict[str, str]]:
+def current_name(name: str) -> str:
+    """The first BERT models were saved with TensorFlow's names, which transformers still reads."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )
+
+
+def expected_shapes(
+    folder: Path, trust_remote_code: bool, labels: list[str] | None = None
+) -> tuple[TensorShapes, dict[str, str]]:
     """What the architecture of a model folder has, and the tied pairs of which one is enough.
 
     Names are those of the files. In memory, transformers calls the head of GPT-NeoX otherwise
     and joins the experts of a mixture.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.core_model_loading import revert_weight_conversion
 
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    from finetune.architecture import outline
+
+    model = outline(folder, trust_remote_code, labels)
     tensors = model.state_dict()
     saved = revert_weight_conversion(model, tensors)
     tied: dict[str, str] = {}
-    for pair in model.all_tied_weights_keys.items() if config.tie_word_embeddings else ():
+    for pair in model.all_tied_weights_keys.items() if model.config.tie_word_embeddings else ():
         one, other = (next(iter(revert_weight_conversion(model, {n: tensors[n]}))) for n in pair)
         tied |= {one: other, other: one}
     return {name: tuple(tensor.shape) for name, tensor in saved.items()}, tied
