@@ -187,9 +187,20 @@ def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -
                 "assistant's tokens cannot be told apart; set `chat_template: chatml` or `plain` "
                 "under the model, or `template_options` if it has a switch for that"
             )
+        check_calls(talk.messages[turn], until[len(before) :])
         masked = empty_thought(talk.messages[turn], until[len(before) :])
         found.append(Answer(before, until, masked))
     return found
+
+
+def check_calls(message: dict[str, Any], text: str) -> None:
+    """Many templates know no tool calls. What they write instead is an empty answer."""
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] not in text:
+            raise TemplateError(
+                "the chat template leaves out the tool calls of an answer, so it would be learned "
+                "empty; set a `chat_template` that writes them, or leave such rows out"
+            )
 
 
 def empty_thought(message: dict[str, Any], text: str) -> int:
