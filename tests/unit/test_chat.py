@@ -1,356 +1,266 @@
-"""Masks by position, for chat templates in the style of each model family."""
+"""Conversations to text: which turns, how they are rendered, and where answers stand."""
+
+import json
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
-from transformers import PreTrainedTokenizerFast
 
-from finetune.chat import Conversation, TemplateError, prompt_text, with_system
-from finetune.encoding import IGNORED, end_tokens
+from chats import encoded, family, marked, row, talk, taught, turn
+from finetune.chat import (
+    Answer,
+    Conversation,
+    TemplateError,
+    conversation,
+    cut,
+    prompt_text,
+    render,
+    render_conversations,
+    with_system,
+)
 from finetune.examples import encode_conversation
-from project import tiny_tokenizer
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n"
-    "{{ m.content }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-GEMMA = (
-    "{{ bos_token }}{% if messages[0].role == 'system' %}"
-    "{{ raise_exception('System role not supported') }}{% endif %}{% for m in messages %}"
-    "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-    "{{ m.content }}<end_of_turn>\n{% endfor %}"
-    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
-)
-MISTRAL = (
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] {{ m.content }} [/INST]"
-    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
-)
-FAMILIES = {
-    # template, BOS, EOS, end marker of a turn
-    "chatml": (CHATML, None, "<|im_end|>", "<|im_end|>"),
-    "llama3": (LLAMA3, "<|begin_of_text|>", "<|end_of_text|>", "<|eot_id|>"),
-    "gemma": (GEMMA, "<bos>", "<eos>", "<end_of_turn>"),
-    "mistral": (MISTRAL, "<s>", "</s>", "</s>"),
-}
-MARKERS = (
-    *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>"),
-    *("<|eot_id|>", "<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>", "<s>", "</s>"),
-    *("[INST]", "[/INST]"),
-)
 
 
-def build(template, bos, eos):
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([AddedToken(m, special=True, normalized=False) for m in MARKERS])
-    tokenizer.bos_token, tokenizer.eos_token = bos, eos
-    tokenizer.chat_template = template
-    if bos is not None:  # plain text gets one, as with the released tokenizers
-        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)]
-        )
-        assert tokenizer("on")["input_ids"][0] == tokenizer.bos_token_id
-    return tokenizer
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def family(request):
-    """(tokenizer, end marker) of each family."""
-    template, bos, eos, end = FAMILIES[request.param]
-    return build(template, bos, eos), end
+def turns(*contents, system=None):
+    rows = talk(*contents, system=system)
+    return [{"role": one["role"], "content": one["content"]} for one in rows]
 
 
 @pytest.fixture
 def chatml():
-    return build(*FAMILIES["chatml"][:3])
+    return family("chatml")
 
 
-def turns(*contents, system=None):
-    roles = ("user", "assistant") * len(contents)
-    rows = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
-    return rows if system is None else [{"role": "system", "content": system}, *rows]
+# Which turns
 
 
-def encode(tokenizer, messages, **options):
-    """The only example of a conversation."""
-    [example] = encode_conversation(tokenizer, messages, **options)
-    return example
+def test_a_row_is_cut_after_the_last_turn_that_is_trained_on():
+    prepared = row([*talk("on", "yes", "off"), turn("assistant", "no", weight=0)])
+    found = conversation(prepared, None, "completions")
+    assert found == Conversation(turns("on", "yes"), "[]", learned=(1,))
+    assert conversation(prepared, None, "last-turn") == found
 
 
-def pieces(tokenizer, example):
-    """Runs of supervised and of masked text, in order: [(is supervised, text)]."""
-    runs: list = []
-    for token, label in zip(example.input_ids, example.labels, strict=True):
-        assert label in (token, IGNORED)
-        if not runs or runs[-1][0] != (label != IGNORED):
-            runs.append((label != IGNORED, []))
-        runs[-1][1].append(token)
-    return [(kept, tokenizer.decode(ids)) for kept, ids in runs]
+def test_a_row_that_is_trained_on_whole_is_not_cut():
+    prepared = row([*talk("on", "yes", "off"), turn("assistant", "no", weight=0)])
+    found = conversation(prepared, None, "all")
+    assert found == Conversation(turns("on", "yes", "off", "no"), "[]", learned=(1,))
 
 
-def trained_on(tokenizer, example):
-    return [text for kept, text in pieces(tokenizer, example) if kept]
+def test_places_of_turns_count_the_system_prompt():
+    prepared = row(talk("on", "yes", "off", "no"))
+    assert conversation(prepared, "Be short.", "completions").learned == (2, 4)
+    assert conversation(prepared, "Be short.", "last-turn").learned == (4,)
+    own = row(talk("on", "yes", "off", "no", system="Be long."))
+    assert conversation(own, "Be short.", "completions").learned == (2, 4)
 
 
-EXPECTED = {
-    "chatml": [
-        "<|im_start|>user\nturn on<|im_end|>\n<|im_start|>assistant\n",
-        "yes<|im_end|>",
-        "\n<|im_start|>user\noff<|im_end|>\n<|im_start|>assistant\n",
-        "no one<|im_end|>",
+def test_what_templates_read_of_a_turn_is_passed_on():
+    call = {"type": "function", "function": {"name": "set", "arguments": {"to": [1, {"a": None}]}}}
+    prepared = row(
+        [
+            turn("user", "on", name="Ann"),
+            turn("assistant", "", tool_calls=[call], reasoning_content="one"),
+        ],
+        tools=json.dumps([call]),
+    )
+    found = conversation(prepared, None, "completions")
+    assert found.messages == [
+        {"role": "user", "content": "on", "name": "Ann"},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "one"},
+    ]
+    assert json.loads(found.tools) == [call]
+
+
+def test_the_system_prompt_is_added_only_where_a_row_has_none():
+    messages = turns("on", "yes")
+    system = {"role": "system", "content": "Be short."}
+    assert with_system(messages, "Be short.") == [system, *messages]
+    own = turns("on", "yes", system="Be long.")
+    assert with_system(own, "Be short.") == own
+    assert with_system(messages, None) == messages
+    assert messages == turns("on", "yes")  # the row itself stays as it is
+    # an empty prompt is a prompt: it keeps a template from writing its default one
+    assert with_system(messages, "")[0] == {"role": "system", "content": ""}
+
+
+# Rendering
+
+
+def test_texts_come_back_by_conversation_turns_and_header(chatml):
+    """Rows of all kinds are rendered in few calls, and each gets its own text."""
+    chatml.chat_template = (
+        "{{ tools | length if tools else 0 }}:{% for m in messages %}{{ m.content }};{% endfor %}"
+        "{{ '>' if add_generation_prompt }}"
+    )
+    one, two = (Conversation(turns(*"ab")), Conversation(turns(*"abcd"), '[{"name": "x"}]'))
+    like_one = Conversation(turns(*"ef"))
+    jobs = [(two, 3, True), (one, 1, True), (two, 4, False), (like_one, 1, True), (one, 2, False)]
+    assert render(chatml, jobs, {}) == {
+        (id(two), 3, True): "1:a;b;c;>",
+        (id(two), 4, False): "1:a;b;c;d;",
+        (id(one), 1, True): "0:a;>",
+        (id(one), 2, False): "0:a;b;",
+        (id(like_one), 1, True): "0:e;>",
+    }
+
+
+def test_nothing_to_render(chatml):
+    assert render(chatml, [], {}) == {}
+    assert render_conversations(chatml, [], "completions", {}) == []
+
+
+def test_template_options_reach_the_template(chatml):
+    chatml.chat_template = "{{ mood }}"
+    job = (Conversation(turns("on")), 1, False)
+    assert list(render(chatml, [job], {"mood": "good"}).values()) == ["good"]
+
+
+def test_the_prompt_is_what_comes_before_the_last_turn(chatml):
+    text = prompt_text(chatml, Conversation(turns("on", "yes", "off", "no")), {})
+    assert text.endswith("<|im_start|>user\noff<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("template", "cause"),
+    [
+        ("{% for m in messages %}{{ m.content }}", "Unexpected end of template"),
+        ("{{ raise_exception('Not me') }}", "Not me"),
+        ("{{ messages[0].content.x.y }}", "has no attribute 'x'"),
+        ("{{ 1 + messages[0].content }}", "unsupported operand"),
+        ("{{ 'a'.index(messages[0].content) }}", "substring not found"),
+        ("{{ '%(x)s' % {} }}", "'x'"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "maximum recursion depth"),
     ],
-    "llama3": [
-        "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nturn on<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "yes<|eot_id|>",
-        "<|start_header_id|>user<|end_header_id|>\n\noff<|eot_id|>"
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-        "no one<|eot_id|>",
+)
+def test_whatever_a_template_raises_ends_in_one_clear_line(chatml, template, cause):
+    chatml.chat_template = template
+    with pytest.raises(TemplateError) as error:
+        encode_conversation(chatml, turns("on", "yes"))
+    assert str(error.value).startswith("the chat template refuses a row with the turns user: ")
+    assert cause in str(error.value)
+
+
+def test_the_turns_that_are_named_are_those_that_are_refused(chatml):
+    chatml.chat_template = "{{ 1 / (messages[0].content != 'off') }}"
+    talks = [Conversation(turns("on", "yes"), learned=(1,))] * 2
+    talks.append(Conversation(turns("on", "yes", system="off"), learned=(2,)))
+    with pytest.raises(TemplateError, match="with the turns system, user: division"):
+        render_conversations(chatml, talks, "completions", {})
+
+
+def test_several_templates_without_a_default_are_named(chatml):
+    chatml.chat_template = {"rag": "a", "tool_use": "b"}
+    with pytest.raises(TemplateError, match=r"no default .*\['rag', 'tool_use'\]"):
+        encode_conversation(chatml, turns("on", "yes"))
+
+
+# Where answers stand
+
+
+@pytest.mark.parametrize(
+    ("before", "until", "start", "end"),
+    [
+        ("u:", "u:yes</s>\n", 2, 9),
+        ("u:", "u:yes \n\n", 2, 5),
+        ("u:\n", "u:\n\n", 3, 3),  # an answer of nothing takes none of its prompt
+        ("u:\n", "u:\n", 3, 3),
     ],
-    "gemma": [
-        "<bos><start_of_turn>user\nturn on<end_of_turn>\n<start_of_turn>model\n",
-        "yes<end_of_turn>",
-        "\n<start_of_turn>user\noff<end_of_turn>\n<start_of_turn>model\n",
-        "no one<end_of_turn>",
-    ],
-    "mistral": [
-        "<s>[INST] turn on [/INST]",
-        " yes</s>",
-        "[INST] off [/INST]",
-        " no one</s>",
-    ],
-}
+)
+def test_an_answer_ends_with_its_marker(before, until, start, end):
+    answer = Answer(before, until)
+    assert (answer.start, answer.end) == (start, end)
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_every_assistant_turn_is_supervised_with_its_end_and_nothing_else(name):
-    tokenizer = build(*FAMILIES[name][:3])
-    example = encode(tokenizer, turns("turn on", "yes", "off", "no one"))
-    kept = [False, True, False, True]
-    assert pieces(tokenizer, example) == list(zip(kept, EXPECTED[name], strict=True))
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_one_turn_is_what_a_server_sends_then_what_it_gets_back(name):
-    """The masked ids are those of the rendered prompt, so training and serving agree."""
-    tokenizer = build(*FAMILIES[name][:3])
-    example = encode(tokenizer, turns("turn on the light", "yes"))
-    prompt = prompt_text(tokenizer, Conversation(turns("turn on the light", "yes")), {})
-    ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    assert example.input_ids[: len(ids)] == ids
-    assert example.labels == [IGNORED] * len(ids) + example.input_ids[len(ids) :]
-
-
-@pytest.mark.parametrize("name", ["chatml", "llama3"])
-def test_a_system_turn_is_never_supervised(name):
-    tokenizer = build(*FAMILIES[name][:3])
-    example = encode(tokenizer, turns("on", "yes", system="no one"))
-    assert trained_on(tokenizer, example) == ["yes" + FAMILIES[name][3]]
-    assert "no one" in tokenizer.decode(example.input_ids)
+def test_pieces_are_the_text_whole_and_once():
+    text = "u:\n\nv:no</s>\n"
+    spans = [Answer("u:\n", "u:\n\n"), Answer("u:\n\nv:", text)]
+    pieces = cut(text, spans)
+    assert pieces == [("u:\n", False), ("\nv:", False), ("no</s>", True)]
 
 
 def test_masks_come_from_positions_not_from_ids(chatml):
     """The answer repeats the question, and the user's text is an answer elsewhere."""
-    example = encode(chatml, turns("yes", "yes", "yes", "no", "no", "yes"))
+    [example] = encode_conversation(chatml, turns("yes", "yes", "yes", "no", "no", "yes"))
     yes = chatml("yes")["input_ids"][0]
     labels = [label for i, label in zip(example.input_ids, example.labels, strict=True) if i == yes]
-    assert labels == [IGNORED, yes, IGNORED, yes]
-    assert trained_on(chatml, example) == ["yes<|im_end|>", "no<|im_end|>", "yes<|im_end|>"]
+    assert labels == [-100, yes, -100, yes]
+    assert taught(chatml, example) == ["yes<|im_end|>", "no<|im_end|>", "yes<|im_end|>"]
 
 
-def test_pad_that_equals_eos_changes_nothing(family):
-    tokenizer, _ = family
-    row = turns("turn on", "yes", "off", "no one")
-    before = encode(tokenizer, row)
-    pad, tokenizer.pad_token = tokenizer.pad_token, tokenizer.eos_token
-    after = encode(tokenizer, row)
-    tokenizer.pad_token = pad
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "gemma3", "mistral", "phi3", "chatml"])
+def test_pad_that_equals_eos_changes_nothing(name):
+    tokenizer = family(name)
+    messages = turns("turn on", "yes", "off", "no one")
+    before = encode_conversation(tokenizer, messages)
+    tokenizer.pad_token = tokenizer.eos_token
+    after = encode_conversation(tokenizer, messages)
     assert after == before
-    assert after.labels[-1] == after.input_ids[-1] != IGNORED
+    assert after[-1].labels[-1] == after[-1].input_ids[-1] != -100
 
 
-@pytest.mark.parametrize("name", ["llama3", "gemma", "mistral"])
-def test_one_bos(name):
-    tokenizer = build(*FAMILIES[name][:3])
-    ids = encode(tokenizer, turns("turn on", "yes", "off", "no")).input_ids
-    assert ids[0] == tokenizer.bos_token_id
-    assert ids.count(tokenizer.bos_token_id) == 1
+def test_answers_that_a_template_trims_are_trained_on_as_it_writes_them():
+    tokenizer = family("gemma3")
+    [example] = encode_conversation(tokenizer, turns("turn on", " yes \n", "off", "\nno"))
+    assert taught(tokenizer, example) == ["yes<end_of_turn>", "no<end_of_turn>"]
 
 
-def test_a_template_that_writes_bos_twice_is_refused():
-    tokenizer = build("{{ bos_token }}" + LLAMA3, *FAMILIES["llama3"][1:3])
-    with pytest.raises(TemplateError, match="writes BOS twice; remove one from the template"):
-        encode(tokenizer, turns("on", "yes"))
+def test_spaces_at_the_end_of_an_answer_stay_before_its_marker(chatml):
+    [example] = encode_conversation(chatml, turns("turn on", "yes \n", "off", " "))
+    assert taught(chatml, example) == ["yes \n<|im_end|>", " <|im_end|>"]
 
 
-def test_no_bos_token_is_no_double_bos(chatml):
-    assert chatml.bos_token_id is None
-    assert trained_on(chatml, encode(chatml, turns("on", "yes"))) == ["yes<|im_end|>"]
-
-
-BARE = (
-    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-
-
-def test_eos_is_added_and_supervised_where_the_template_has_none():
-    tokenizer = build(BARE, None, "</s>")
-    example = encode(tokenizer, turns("turn on", "yes"))
-    assert pieces(tokenizer, example) == [
-        (False, "user: turn on\nassistant:"),
-        (True, " yes</s>"),
-    ]
-    assert example.labels[-1] == tokenizer.eos_token_id
-
-
-def test_eos_is_not_added_after_another_end_marker():
-    tokenizer = build(*FAMILIES["gemma"][:3])
-    example = encode(tokenizer, turns("on", "yes"))
-    assert tokenizer.decode(example.input_ids[-2:]) == "yes<end_of_turn>"
-    assert tokenizer.eos_token_id not in example.input_ids
-
-
-def test_an_unknown_last_letter_is_no_end_marker():
-    words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3, ":": 4}
-    core = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, unk_token="<unk>", eos_token="</s>", chat_template=BARE
-    )
-    assert end_tokens(tokenizer) == {1}
-    example = encode(tokenizer, turns("a", "b ☃"))
-    assert example.labels[-3:] == [3, 0, 1]
-
-
-def test_a_header_that_melts_into_the_answer_costs_no_token():
-    """`assistant: ` + `yes` is one token ` yes` in one piece of text. A server tokenizes the
-    prompt alone, so training has to see the same boundary."""
-    template = BARE.replace("assistant:{%", "assistant: {%")
-    tokenizer = build(template, None, "</s>")
-    whole = tokenizer("assistant: yes")["input_ids"]
-    prompt = tokenizer("assistant: ")["input_ids"]
-    assert whole[: len(prompt)] != prompt
-    example = encode(tokenizer, turns("on", "yes one", "off", "no"))
-    # no end marker after the first answer: this template writes none
-    assert pieces(tokenizer, example) == [
-        (False, "user: on\nassistant: "),
-        (True, "yes one"),
-        (False, "\nuser: off\nassistant: "),
-        (True, "no</s>"),
+def test_a_template_that_knows_no_header_lets_the_model_write_it(chatml):
+    """A server sends no header either."""
+    chatml.chat_template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+    assert marked(chatml, encoded(chatml, row(talk("on", "yes")))) == [
+        "<|user|>on</s>⟦<|assistant|>yes</s>⟧"
     ]
 
 
-def test_an_answer_that_starts_with_a_line_break_keeps_it():
-    """As in Qwen's vocabulary: two line breaks are one token."""
-    core = Tokenizer(models.BPE({"Ċ": 0, "ĊĊ": 1, "a": 2, "b": 3}, [("Ċ", "Ċ")]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="</s>")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}\n"
-        "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+def test_a_template_that_marks_the_last_turn_gives_an_example_for_each(chatml):
+    chatml.chat_template = (
+        "{% for m in messages %}{{ m.role[0] + ':' + m.content }}{{ '</s>' if loop.last and"
+        " m.role == 'assistant' else '\n' }}{% endfor %}{{ 'a:' if add_generation_prompt }}"
     )
-    assert tokenizer("a\n\nb")["input_ids"] == [2, 1, 3]
-    example = encode(tokenizer, turns("a", "\nb"))
-    assert example.input_ids == [2, 0, 0, 3, tokenizer.eos_token_id]
-    assert example.labels == [IGNORED, IGNORED, 0, 3, tokenizer.eos_token_id]
+    assert marked(chatml, encoded(chatml, row(talk("on", "yes", "off", "no")))) == [
+        "u:on\na:⟦yes</s>⟧",
+        "u:on\na:yes\nu:off\na:⟦no</s>⟧",
+    ]
 
 
-def test_a_tokenizer_that_marks_spaces_gives_the_same_mask():
-    """SentencePiece style, with a space mark before the text, as in Llama 2 and Mistral."""
-    vocabulary = {p: i for i, p in enumerate(["<s>", "</s>", "▁", "▁yes", "▁on", "[", "]"])}
-    vocabulary |= {c: len(vocabulary) + i for i, c in enumerate("INST/yeson")}
-    core = Tokenizer(models.BPE(vocabulary, [], fuse_unk=True))
-    core.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>")
-    tokenizer.chat_template = MISTRAL
-    example = encode(tokenizer, turns("on", "yes", "on", "yes"))
-    tokens = tokenizer.convert_ids_to_tokens(example.input_ids)
-    kept = [t for t, label in zip(tokens, example.labels, strict=True) if label != IGNORED]
-    assert kept == ["▁", "y", "e", "s", "</s>"] * 2
-
-
-THINKING = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
-    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def test_a_template_that_strips_thoughts_from_earlier_turns_is_refused(chatml):
-    chatml.chat_template = THINKING
+def test_answers_are_put_together_where_the_text_is_one(chatml):
+    """Only the thought of the first is dropped, and the second has none."""
     thought = "<think>one</think>yes"
-    with pytest.raises(TemplateError, match="rewrites earlier turns") as error:
-        encode(chatml, turns("on", thought, "off", "no"))
-    assert "set `chat_template: chatml` or `plain` under the model" in str(error.value)
-    # one turn is not rewritten, and neither are turns without thoughts
-    assert trained_on(chatml, encode(chatml, turns("on", thought))) == [thought + "<|im_end|>"]
-    example = encode(chatml, turns("on", "yes", "off", "no"))
-    assert trained_on(chatml, example) == ["yes<|im_end|>", "no<|im_end|>"]
-
-
-def test_a_prompt_with_more_than_a_header_is_refused(chatml):
-    """The prompt opens a thought that the rendered answer does not have."""
-    chatml.chat_template = CHATML.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
-    with pytest.raises(TemplateError, match="rewrites earlier turns"):
-        encode(chatml, turns("on", "yes"))
-
-
-def test_a_system_turn_that_the_template_refuses_ends_in_one_clear_line():
-    tokenizer = build(*FAMILIES["gemma"][:3])
-    with pytest.raises(TemplateError) as error:
-        encode(tokenizer, with_system(turns("on", "yes"), "Be short."))
-    assert str(error.value) == (
-        "the chat template refuses a row with the turns system, user, assistant: "
-        "System role not supported. Leave out what it does not know (a system turn, "
-        "`system_prompt`), or set another `chat_template`."
+    tokenizer = family("qwen3")
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and not"
+        " loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}"
+        "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
+    found = marked(tokenizer, encoded(tokenizer, row(talk("on", thought, "off", "no", "a", "b"))))
+    assert [text.count("⟦") for text in found] == [1, 2]
+    assert f"⟦{thought}<|im_end|>⟧" in found[0]
+    assert "⟦no<|im_end|>⟧" in found[1]
+    assert "⟦b<|im_end|>⟧" in found[1]
 
 
-def test_a_broken_template_ends_in_one_clear_line(chatml):
-    chatml.chat_template = "{% for m in messages %}{{ m.content }}"
-    with pytest.raises(TemplateError, match="the chat template refuses a row"):
-        encode(chatml, turns("on", "yes"))
+def test_empty_thoughts_are_counted():
+    tokenizer = family("qwen3")
+    talks = [Conversation(turns("on", "yes", "off", "no"), learned=(1, 3))]
+    assert render_conversations(tokenizer, talks, "completions", {})[0].empty_thoughts == 2
+    assert render_conversations(tokenizer, talks, "all", {})[0].empty_thoughts == 1
 
 
-def test_the_system_prompt_is_added_only_where_a_row_has_none():
-    row = turns("on", "yes")
-    assert with_system(row, "Be short.") == [{"role": "system", "content": "Be short."}, *row]
-    own = turns("on", "yes", system="Be long.")
-    assert with_system(own, "Be short.") == own
-    assert with_system(row, None) == row
-    assert row == turns("on", "yes")  # the row itself stays as it is
-    # an empty prompt is a prompt: it keeps a template from writing its default one
-    assert with_system(row, "")[0] == {"role": "system", "content": ""}
-
-
-content = st.text(min_size=1, max_size=30).filter(
-    lambda text: not any(marker in text for marker in ("<", "[")) and text.strip()
-)
-
-
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
-@given(contents=st.lists(content, min_size=2, max_size=6).filter(lambda c: len(c) % 2 == 0))
-def test_supervised_text_is_the_answers_and_their_end_markers(family, contents):
-    tokenizer, end = family
-    example = encode(tokenizer, turns(*contents))
-    lead = " " if tokenizer.chat_template == MISTRAL else ""
-    assert trained_on(tokenizer, example) == [lead + answer + end for answer in contents[1::2]]
-    assert tokenizer.decode(example.input_ids).endswith(contents[-1] + end)
+def test_the_empty_thought_of_a_turn_of_weight_0_is_not_trained_on(chatml):
+    """As with SmolLM3, whose template writes one before every answer."""
+    chatml.chat_template = chatml.chat_template.replace(
+        "{{ message.content }}",
+        "{{ '<think>\n\n</think>\n' if message.role == 'assistant' }}{{ message.content }}",
+    )
+    prepared = row([turn("user", "on"), turn("assistant", "yes", weight=0), *talk("off", "no")])
+    [text] = marked(chatml, encoded(chatml, prepared, train_on="all"))
+    assert text == (
+        "<|im_start|>⟦user\non<|im_end|>\n<|im_start|>assistant\n⟧<think>\n\n</think>\nyes"
+        "<|im_end|>⟦\n<|im_start|>user\noff<|im_end|>\n<|im_start|>assistant\n⟧<think>\n\n"
+        "</think>\n⟦no<|im_end|>⟧"
+    )

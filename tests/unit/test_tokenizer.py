@@ -5,13 +5,19 @@ from tokenizers import AddedToken, processors
 from transformers import GenerationConfig, LlamaConfig, PythonBackend
 
 from fetch_model import add_stop_token
-from finetune.chat import IGNORED, encode
 from finetune.cli import UserError
+from finetune.encoding import IGNORED
+from finetune.examples import encode_conversation
 from finetune.tokenizer import TEMPLATES, load_tokenizer, repair
 from project import tiny_tokenizer
 
 CONFIG = LlamaConfig(max_position_embeddings=256)
 TURNS = [{"role": "user", "content": "turn on"}, {"role": "assistant", "content": "yes"}]
+
+
+def encode(tokenizer, messages):
+    [example] = encode_conversation(tokenizer, messages)
+    return example
 
 
 def add(tokenizer, *tokens):
@@ -176,6 +182,21 @@ def test_a_template_with_bos_stays(llama, fix):
     llama.chat_template = written = "{{ bos_token }}" + llama.chat_template
     fix()
     assert llama.chat_template == written
+
+
+def test_each_of_several_named_templates_gets_bos_if_it_lacks_it(llama, fix):
+    own = llama.chat_template
+    llama.chat_template = {"default": own, "tool_use": "{{ bos_token }}" + own}
+    assert "the chat template left out BOS; added" in fix()
+    assert llama.chat_template == dict.fromkeys(("default", "tool_use"), "{{ bos_token }}" + own)
+    assert fix() == []
+
+
+def test_a_template_that_cannot_be_rendered_ends_in_one_clear_line(llama, fix, tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text("{% for message in messages %}{{ message.content }}")
+    with pytest.raises(UserError, match="the chat template refuses a row with the turns user: "):
+        fix(chat_template=str(path))
 
 
 def test_a_tokenizer_that_adds_no_bos_needs_none(tokenizer, fix):

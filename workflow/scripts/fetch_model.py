@@ -135,12 +135,12 @@ def generation_config(folder: Path, config, tokenizer):
 def add_stop_token(generation, tokenizer) -> list[str]:
     """Let generation stop at the token with which the chat template ends a turn. A base model
     that gets a template knows only the EOS of its own."""
-    from finetune.chat import encode
+    from finetune.examples import encode_conversation
 
     if tokenizer.chat_template is None:
         return []
     turns = [{"role": role, "content": "a"} for role in ("user", "assistant")]
-    last = encode(tokenizer, turns).input_ids[-1]
+    last = encode_conversation(tokenizer, turns)[0].input_ids[-1]
     known = generation.eos_token_id
     known = known if isinstance(known, list) else [known] if known is not None else []
     if last in known:

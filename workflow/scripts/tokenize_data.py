@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ def main() -> None:
     }
     for split in SPLITS:
         counts = tokenize_split(args, split, classes)
-        lint[split] = describe(counts) | samples(args, split, counts.lengths)
+        lint[split] = describe(counts) | samples(args, split, classes, counts.lengths)
         if split == "train":
             lint["label_counts"] = [counts.labels[name] for name in classes] if classes else None
             lint["packing"] = pack(args, counts.lengths, classes)
@@ -65,17 +66,32 @@ def main() -> None:
 
 def class_names(data: Path) -> list[str] | None:
     """All labels, in order; None for rows without any."""
-    columns = (pq.read_table(data / f"{s}.parquet", columns=["label"])["label"] for s in SPLITS)
-    counts = Counter(label for column in columns for label in column.to_pylist())
-    if (rows := counts.total()) == counts.pop(None, 0):
+    counts: Counter[str | None] = Counter()
+    for split in SPLITS:
+        column = pq.read_table(data / f"{split}.parquet", columns=["label"])["label"]
+        for entry in column.value_counts().to_pylist():
+            counts[entry["values"]] += entry["counts"]
+    rows, without = counts.total(), counts.pop(None, 0)
+    if rows == without:
         return None
-    if len(counts) < 2 or len(counts) > max(20, rows / 2):
-        some = ", ".join(list(counts)[:5])
+    if without:
         raise UserError(
-            f"{rows} rows have {len(counts)} different labels ({some}{', …' * (len(counts) > 5)}). "
-            "Is it the right column? Map yours: `columns: {label: …}`."
+            f"{without} of {rows} rows have no label. Rows to classify and rows to write cannot be "
+            "in one dataset: make two, or leave a source out."
         )
+    check_labels(counts)
     return sorted(counts)
+
+
+def check_labels(counts: Counter[str]) -> None:
+    """Refuse what can be no set of classes."""
+    if 2 <= len(counts) <= max(20, counts.total() / 2):
+        return
+    some = ", ".join(sorted(counts)[:5]) + ", …" * (len(counts) > 5)
+    raise UserError(
+        f"{counts.total()} rows have {len(counts)} different labels ({some}). Is it the right "
+        "column? Map yours: `columns: {label: …}`."
+    )
 
 
 def prepared(data: Path) -> dict:
@@ -121,7 +137,9 @@ def tokenize_part(part: Part, model: Path, settings: dict, classes: list[str] | 
 
 @functools.cache
 def tokenizer_of(model: Path, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    return load_tokenizer(model, trust_remote_code)
+    tokenizer = load_tokenizer(model, trust_remote_code)
+    gc.freeze()  # what is loaded by now stays: no need to look through it for garbage
+    return tokenizer
 
 
 def read_rows(part: Part) -> Iterator[list[dict]]:
@@ -150,11 +168,13 @@ def pack(args: argparse.Namespace, lengths: list[int], classes: list[str] | None
     return {"asked": asked, "why_not": why_not} | pack_split(args.output / "train", lengths, size)
 
 
-def samples(args: argparse.Namespace, split: str, lengths: list[int]) -> dict[str, list]:
+def samples(
+    args: argparse.Namespace, split: str, classes: list[str] | None, lengths: list[int]
+) -> dict[str, list]:
     tokens = open_tokens(args.output / split)
     tokenizer = tokenizer_of(args.model, args.settings["trust_remote_code"])
-    rows = sample_rows(lengths, SAMPLES[split])
-    return {"samples": [sample(tokens[row], tokenizer) for row in rows]}
+    rows = (tokens[row] for row in sample_rows(lengths, SAMPLES[split]))
+    return {"samples": [sample(row, tokenizer, classes) for row in rows]}
 
 
 def summary(lint: dict) -> str:

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from jinja2 import TemplateError as JinjaError
 from transformers import PreTrainedTokenizerBase
 
 from finetune.cli import UserError
@@ -24,7 +23,8 @@ Messages = list[dict[str, Any]]
 Piece = tuple[str, bool]
 """A run of text, and whether it is trained on."""
 
-EMPTY_THOUGHT = re.compile(r"\s*<think>\s*</think>\s*")
+EMPTY_THOUGHT = re.compile(r"(<think>\s*</think>\n*)")
+"""What templates write before an answer without a thought. To learn it is to unlearn thinking."""
 
 
 class TemplateError(UserError):
@@ -36,7 +36,8 @@ class Conversation:
     """A row as the chat template takes it."""
 
     messages: Messages
-    tools: list[dict] | None = None
+    tools: str = "[]"
+    """As JSON, which can be compared."""
     learned: tuple[int, ...] = ()
     """Which assistant turns are trained on."""
 
@@ -59,7 +60,7 @@ class Answer:
     @property
     def end(self) -> int:
         """Where the marker that ends it ends: what follows teaches nothing."""
-        return len(self.until.rstrip("\n "))
+        return max(self.start, len(self.until.rstrip("\n ")))
 
 
 def conversation(row: dict, system_prompt: str | None, train_on: str) -> Conversation:
@@ -74,8 +75,7 @@ def conversation(row: dict, system_prompt: str | None, train_on: str) -> Convers
     if train_on == "last-turn":
         learned = learned[-1:]
     end = len(messages) if train_on == "all" else learned[-1] + 1
-    tools = json.loads(row["tools"]) if row["tools"] else None
-    return Conversation(messages[:end], tools, tuple(learned))
+    return Conversation(messages[:end], row["tools"] or "[]", tuple(learned))
 
 
 def with_system(messages: Messages, system_prompt: str | None) -> Messages:
@@ -95,10 +95,10 @@ def render(
     """Text for each job, by (id of the conversation, turns, header)."""
     alike: dict[tuple, list[Job]] = defaultdict(list)
     for job in jobs:
-        alike[(json.dumps(job[0].tools), job[2])].append(job)
+        alike[job[0].tools, job[2]].append(job)
     texts: dict[tuple, str] = {}
     for (tools, header), group in alike.items():
-        kwargs = {"tools": json.loads(tools), "add_generation_prompt": header, **options}
+        kwargs = {**options, "tools": json.loads(tools) or None, "add_generation_prompt": header}
         rendered = render_alike(tokenizer, group, kwargs)
         texts |= {(id(c), n, header): t for (c, n, _), t in zip(group, rendered, strict=True)}
     return texts
@@ -109,7 +109,7 @@ def render_alike(tokenizer: PreTrainedTokenizerBase, jobs: list[Job], kwargs: di
     chats = [talk.messages[:count] for talk, count, _ in jobs]
     try:
         return tokenizer.apply_chat_template(chats, tokenize=False, **kwargs)
-    except (JinjaError, TypeError, ValueError) as error:
+    except Exception as error:  # a template is foreign code and can raise anything
         roles = ", ".join(message["role"] for message in culprit(tokenizer, chats, kwargs))
         raise TemplateError(
             f"the chat template refuses a row with the turns {roles}: {error}. Leave out what it "
@@ -122,7 +122,7 @@ def culprit(tokenizer: PreTrainedTokenizerBase, chats: list[Messages], kwargs: d
     for chat in chats:
         try:
             tokenizer.apply_chat_template(chat, tokenize=False, **kwargs)
-        except (JinjaError, TypeError, ValueError):
+        except Exception:
             return chat
     return chats[0]
 
@@ -187,15 +187,25 @@ def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -
                 "assistant's tokens cannot be told apart; set `chat_template: chatml` or `plain` "
                 "under the model, or `template_options` if it has a switch for that"
             )
+        check_calls(talk.messages[turn], until[len(before) :])
         masked = empty_thought(talk.messages[turn], until[len(before) :])
         found.append(Answer(before, until, masked))
     return found
 
 
+def check_calls(message: dict[str, Any], text: str) -> None:
+    """Many templates know no tool calls. What they write instead is an empty answer."""
+    for call in message.get("tool_calls", ()):
+        if call["function"]["name"] not in text:
+            raise TemplateError(
+                "the chat template leaves out the tool calls of an answer, so it would be learned "
+                "empty; set a `chat_template` that writes them, or leave such rows out"
+            )
+
+
 def empty_thought(message: dict[str, Any], text: str) -> int:
-    """The length of an empty thought that the template wrote by itself. To train on it is to
-    unlearn thinking."""
-    found = EMPTY_THOUGHT.match(text)
+    """The length of an empty thought that the template wrote by itself."""
+    found = EMPTY_THOUGHT.match(text, len(text) - len(text.lstrip()))
     own = message["content"].lstrip().startswith("<think>")
     return found.end() if found and not own else 0
 
@@ -210,7 +220,7 @@ def cut(text: str, spans: list[Answer]) -> list[Piece]:
 
 
 def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
-    """`train_on: all`: everything but the turns of weight 0."""
+    """`train_on: all`: everything but the turns of weight 0, and empty thoughts."""
     text = texts[id(talk), len(talk.messages), False].rstrip("\n ")
     left_out = answers(talk, skipped(talk), texts)
     if not all(text.startswith(answer.until.rstrip("\n ")) for answer in left_out):
@@ -218,9 +228,13 @@ def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
             "the chat template rewrites earlier turns, so a turn of weight 0 cannot be left out "
             "of `train_on: all`; use `train_on: completions`"
         )
-    pieces = [(piece, not learned) for piece, learned in cut(text, left_out)]
     rest = text[left_out[-1].end if left_out else 0 :]
-    return Rendered([[*pieces, *([(rest, True)] if rest else [])]], empty_thoughts=0)
+    pieces: list[Piece] = []
+    for piece, masked in (*cut(text, left_out), (rest, False)):
+        parts = [piece] if masked else EMPTY_THOUGHT.split(piece)  # every second is a thought
+        pieces += [(part, not masked and not i % 2) for i, part in enumerate(parts) if part]
+    thoughts = len(EMPTY_THOUGHT.findall(text))
+    return Rendered([pieces], thoughts)
 
 
 def prompt_text(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
@@ -13,8 +12,6 @@ from finetune.chat import Piece, TemplateError
 
 IGNORED = -100
 """Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
-
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -25,85 +22,63 @@ class Example:
     labels: list[int]
 
 
-def encode_pieces(
-    tokenizer: PreTrainedTokenizerBase, examples: list[list[Piece]]
-) -> Iterator[Example]:
-    """Token ids, and labels that hold the tokens of the pieces trained on and IGNORED elsewhere.
+class TextEncoder:
+    """A tokenizer, and what has to be known about it. That is found out here, once: a tokenizer
+    that is changed needs a new one."""
 
-    The template writes the special tokens, so the tokenizer adds none: one BOS at most. EOS is
-    added, and supervised, where the last piece ends without a marker of its own. No token reaches
-    over the end of a prompt: a server tokenizes the prompt alone.
-    """
-    if joins_cleanly(tokenizer):
-        ids = iter(tokenize(tokenizer, [text for pieces in examples for text, _ in pieces]))
-        parts = ([(next(ids), learned) for _, learned in pieces] for pieces in examples)
-    else:
-        parts = (careful(tokenizer, pieces) for pieces in examples)
-    for pieces, encoded in zip(examples, parts, strict=True):
-        yield finish(tokenizer, encoded, learned=pieces[-1][1])
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self.bos, self.eos = tokenizer.bos_token_id, tokenizer.eos_token_id
+        self.ends = end_tokens(tokenizer)
+        self.adds_bos = self.bos is not None and tokenizer("a")["input_ids"][:1] == [self.bos]
+        self.special = tokenizer.num_special_tokens_to_add()
+        """How many tokens it adds to any text."""
+        self.joins = joins_cleanly(tokenizer)
 
+    def pieces(self, examples: list[list[Piece]]) -> Iterator[Example]:
+        """Token ids, and labels that hold the tokens of the pieces trained on and IGNORED
+        elsewhere.
 
-@lru_cache
-def joins_cleanly(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether pieces can be tokenized one by one: no mark is put before the start of a text, as
-    the tokenizers of Llama 2 and their like do."""
-    whole, parts = tokenize(tokenizer, ["\ny", "x y"]), tokenize(tokenizer, ["\n", "y", "x", " y"])
-    return whole == [parts[0] + parts[1], parts[2] + parts[3]]
+        The template writes the special tokens, so the tokenizer adds none: one BOS at most. EOS is
+        added, and supervised, where the last piece ends without a marker of its own. No token
+        reaches over the end of a prompt: a server tokenizes the prompt alone.
+        """
+        if self.joins:
+            texts = [text for pieces in examples for text, _ in pieces]
+            ids = iter(tokenize(self.tokenizer, texts))
+            parts = ([next(ids) for _ in pieces] for pieces in examples)
+        else:
+            parts = (careful(self.tokenizer, pieces) for pieces in examples)
+        for pieces, encoded in zip(examples, parts, strict=True):
+            yield self.joined(encoded, [learned for _, learned in pieces])
 
+    def joined(self, parts: list[list[int]], learned: list[bool]) -> Example:
+        """The pieces of one example in one."""
+        ids: list[int] = []
+        labels: list[int] = []
+        for part, taught in zip(parts, learned, strict=True):
+            ids += part
+            labels += part if taught else [IGNORED] * len(part)
+        if not ids or ids[-1] not in self.ends:
+            ids.append(self.eos)
+            labels.append(self.eos if learned[-1:] == [True] else IGNORED)
+        if ids[:2] == [self.bos] * 2:
+            raise TemplateError("the chat template writes BOS twice; remove one from the template")
+        labels[0] = IGNORED  # nothing comes before it, and in a packed row something strange does
+        return Example(ids, labels)
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Ids of each text, as they are: nothing is added, cut or padded.
+    def text(self, ids: list[int], size: int) -> list[Example]:
+        """Plain text, all of it trained on, in examples of at most `size` tokens.
 
-    This calls the Rust tokenizer beneath: the one above it spends as much time on what is not
-    needed here, such as offsets.
-    """
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=False)]
-
-
-def careful(
-    tokenizer: PreTrainedTokenizerBase, pieces: list[Piece]
-) -> list[tuple[list[int], bool]]:
-    """Ids of each piece, for tokenizers that mark the start of a text.
-
-    The text is tokenized as a whole and cut between tokens. That is right if each prompt, alone,
-    gives the same ids, which is verified; else pieces are tokenized one by one.
-    """
-    text = "".join(text for text, _ in pieces)
-    edges = [0, *accumulate(len(text) for text, _ in pieces)]
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
-    starts = [next((i for i, (s, _) in enumerate(offsets) if s >= e), len(ids)) for e in edges]
-    shared = any(start < edge < end for edge in edges for start, end in offsets)
-    prompts = [place for place, (_, learned) in enumerate(pieces) if learned]
-    alone = tokenize(tokenizer, [text[: edges[place]] for place in prompts])
-    if shared or alone != [ids[: starts[place]] for place in prompts]:
-        cuts = tokenize(tokenizer, [text for text, _ in pieces])
-    else:
-        cuts = [ids[left:right] for left, right in pairwise(starts)]
-    return list(zip(cuts, (learned for _, learned in pieces), strict=True))
+        BOS comes before it if the tokenizer is used to that, EOS after it. Each example starts
+        with the last token of the one before, so that every token is predicted once, and from
+        something.
+        """
+        ids = [*([self.bos] if self.adds_bos else []), *ids, self.eos]
+        parts = [ids[at : at + size] for at in range(0, max(1, len(ids) - 1), size - 1)]
+        return [Example(part, [IGNORED, *part[1:]]) for part in parts]
 
 
-def finish(
-    tokenizer: PreTrainedTokenizerBase, encoded: list[tuple[list[int], bool]], learned: bool
-) -> Example:
-    """Join the pieces of one example."""
-    ids = [token for part, _ in encoded for token in part]
-    labels: list[int] = []
-    for part, taught in encoded:
-        labels += part if taught else [IGNORED] * len(part)
-    if not ids or ids[-1] not in end_tokens(tokenizer):
-        ids.append(tokenizer.eos_token_id)
-        labels.append(tokenizer.eos_token_id if learned else IGNORED)
-    if ids[:2] == [tokenizer.bos_token_id] * 2:
-        raise TemplateError("the chat template writes BOS twice; remove one from the template")
-    labels[0] = IGNORED  # nothing comes before it, and in a packed row something strange does
-    return Example(ids, labels)
-
-
-@lru_cache
 def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """Ids that can end a turn: EOS and the model's other special tokens (<|eot_id|>, …).
 
@@ -114,22 +89,45 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     return frozenset(special - {tokenizer.unk_token_id} | {tokenizer.eos_token_id})
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, ids: list[int], size: int) -> list[Example]:
-    """Plain text, all of it trained on, in examples of at most `size` tokens.
+def joins_cleanly(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether pieces can be tokenized one by one: no mark is put before the start of a text, as
+    the tokenizers of Llama 2 and their like do, and no token eats the spaces beside it, as the
+    <|end|> of Phi does."""
+    added = tokenizer.added_tokens_decoder.values()
+    if any(token.lstrip or token.rstrip or token.single_word for token in added):
+        return False
+    whole, parts = tokenize(tokenizer, ["\ny", "x y"]), tokenize(tokenizer, ["\n", "y", "x", " y"])
+    return whole == [parts[0] + parts[1], parts[2] + parts[3]]
 
-    BOS comes before it if the tokenizer is used to that, EOS after it. Each example starts with
-    the last token of the one before, so that every token is predicted once, and from something.
+
+def tokenize(
+    tokenizer: PreTrainedTokenizerBase, texts: list[str], with_special: bool = False
+) -> list[list[int]]:
+    """Ids of each text, as they are: nothing is cut or padded, nor added if not asked for.
+
+    This calls the Rust tokenizer beneath: the one above it spends as much time on what is not
+    needed here, such as offsets.
     """
-    bos = [tokenizer.bos_token_id] if adds_bos(tokenizer) else []
-    ids = [*bos, *ids, tokenizer.eos_token_id]
-    parts = [ids[at : at + size] for at in range(0, max(1, len(ids) - 1), size - 1)]
-    return [Example(part, [IGNORED, *part[1:]]) for part in parts]
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    return [e.ids for e in backend.encode_batch_fast(texts, add_special_tokens=with_special)]
 
 
-@lru_cache
-def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    bos = tokenizer.bos_token_id
-    return bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
+def careful(tokenizer: PreTrainedTokenizerBase, pieces: list[Piece]) -> list[list[int]]:
+    """Ids of each piece, for tokenizers to which a piece is not the same alone.
+
+    The text is tokenized up to the end of each piece, as a server does with each prompt. Where
+    that changes tokens of the pieces before, the piece has to be tokenized alone.
+    """
+    texts = [text for text, _ in pieces]
+    so_far: list[int] = []
+    parts = []
+    for text, ids in zip(texts, tokenize(tokenizer, list(accumulate(texts))), strict=True):
+        grown = ids[: len(so_far)] == so_far
+        parts.append(ids[len(so_far) :] if grown else tokenize(tokenizer, [text])[0])
+        so_far += parts[-1]
+    return parts
 
 
 def truncated(example: Example, size: int, side: str, bos: int | None) -> Example:

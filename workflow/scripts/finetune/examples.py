@@ -18,8 +18,7 @@ from finetune.cli import UserError
 from finetune.encoding import (
     IGNORED,
     Example,
-    encode_pieces,
-    encode_text,
+    TextEncoder,
     tokenize,
     truncated,
 )
@@ -36,7 +35,7 @@ def encode_conversation(
     answers = (i for i, message in enumerate(messages) if message["role"] == "assistant")
     talk = Conversation(messages, learned=tuple(answers))
     [rendered] = render_conversations(tokenizer, [talk], "completions", options)
-    return list(encode_pieces(tokenizer, rendered.examples))
+    return list(TextEncoder(tokenizer).pieces(rendered.examples))
 
 
 class Encoder:
@@ -49,6 +48,7 @@ class Encoder:
         classes: dict[str, int] | None = None,
     ) -> None:
         self.tokenizer, self.settings, self.classes = tokenizer, settings, classes
+        self.text = TextEncoder(tokenizer)
         self.size = settings["max_length"]
         self.pattern = control_tokens(tokenizer)
         self.counts = Counts()
@@ -72,7 +72,7 @@ class Encoder:
             )
         rendered = self.render(rows)
         pieces = (example for one in rendered for example in one.examples)
-        encoded = encode_pieces(self.tokenizer, list(pieces))
+        encoded = self.text.pieces(list(pieces))
         out: list[Encoded] = []
         for row, one in zip(rows, rendered, strict=True):
             self.counts.what["rewritten"] += len(one.examples) > 1
@@ -103,7 +103,7 @@ class Encoder:
         for example, fit in zip(examples, fits, strict=True):
             if fit is not None and fit.labels.count(IGNORED) < len(fit.labels):
                 ends = fit is example or self.settings["truncate"] == "start"
-                self.counts.example(fit, self.tokenizer, ends)
+                self.counts.example(fit, self.text, ends)
                 kept.append((row["id"], fit.input_ids, fit.labels))
         if not kept:
             what["too_long" if None in fits else "unsupervised"] += 1
@@ -134,25 +134,27 @@ class Encoder:
         out: list[Encoded] = []
         ids = tokenize(self.tokenizer, [row["text"] for row in rows])
         for row, tokens in zip(rows, ids, strict=True):
-            *parts, last = encode_text(self.tokenizer, tokens, self.size)
-            for part in (*parts, last):
+            parts = self.text.text(tokens, self.size) if tokens else []
+            self.counts.what["unsupervised"] += not parts  # the tokenizer knows nothing of it
+            for part in parts:
                 self.counts.uncut.append(len(part.input_ids))
-                self.counts.example(part, self.tokenizer, ends=part is last)
+                self.counts.example(part, self.text, ends=part is parts[-1])
                 out.append((row["id"], part.input_ids, part.labels))
         return out
 
     def labelled(self, rows: list[dict]) -> list[Encoded]:
         """Text with the special tokens that the tokenizer adds, and its class."""
         out: list[Encoded] = []
-        ids = self.tokenizer([row["text"] for row in rows], return_attention_mask=False)
-        self.counts.uncut += map(len, ids["input_ids"])
-        for row, tokens in zip(rows, ids["input_ids"], strict=True):
+        ids = tokenize(self.tokenizer, [row["text"] for row in rows], with_special=True)
+        self.counts.uncut += map(len, ids)
+        for row, tokens in zip(rows, ids, strict=True):
             fit = self.shorter(row, tokens) if len(tokens) > self.size else tokens
-            if fit is None:
-                self.counts.what["too_long"] += 1
+            if fit is None or len(fit) <= self.text.special:
+                self.counts.what["too_long" if fit is None else "unsupervised"] += 1
                 continue
             self.counts.what["truncated"] += fit is not tokens
-            self.counts.labelled(fit, row["label"], self.tokenizer)
+            self.counts.labels[row["label"]] += 1
+            self.counts.ids(fit, self.text)
             out.append((row["id"], fit, self.classes[row["label"]]))
         return out
 
@@ -160,5 +162,8 @@ class Encoder:
         """Cut by the tokenizer, which keeps its special tokens at both ends."""
         if (side := self.side(row["id"], len(tokens))) is None:
             return None
-        self.tokenizer.truncation_side = {"start": "left", "end": "right"}[side]
-        return self.tokenizer(row["text"], truncation=True, max_length=self.size)["input_ids"]
+        backend = self.tokenizer.backend_tokenizer
+        backend.enable_truncation(self.size, direction={"start": "left", "end": "right"}[side])
+        ids = backend.encode(row["text"]).ids
+        backend.no_truncation()
+        return ids

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from finetune.encoding import IGNORED, Example, end_tokens
+from finetune.encoding import IGNORED, Example, TextEncoder
 
 SAMPLES = {"train": 5, "validation": 2, "test": 2}
 SAMPLE_TOKENS = 2_000
@@ -34,23 +35,20 @@ class Counts:
         self.uncut += other.uncut
         self.labels += other.labels
 
-    def example(self, example: Example, tokenizer: PreTrainedTokenizerBase, ends: bool) -> None:
+    def example(self, example: Example, encoder: TextEncoder, ends: bool) -> None:
         """Count an example that is kept. `ends`: it was not cut at its end."""
-        ids, labels = example.input_ids, example.labels
-        self.lengths.append(len(ids))
+        labels = example.labels
+        self.ids(example.input_ids, encoder)
         self.what["supervised_tokens"] += len(labels) - labels.count(IGNORED)
-        self.what["with_bos"] += ids[0] == tokenizer.bos_token_id
-        self.what["eos_tokens"] += ids.count(tokenizer.eos_token_id)
         if ends:
             last = next((label for label in reversed(labels) if label != IGNORED), None)
             self.what["endings"] += 1
-            self.what["ended"] += last in end_tokens(tokenizer)
+            self.what["ended"] += last in encoder.ends
 
-    def labelled(self, ids: list[int], label: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    def ids(self, ids: list[int], encoder: TextEncoder) -> None:
         self.lengths.append(len(ids))
-        self.labels[label] += 1
-        self.what["with_bos"] += ids[0] == tokenizer.bos_token_id
-        self.what["eos_tokens"] += ids.count(tokenizer.eos_token_id)
+        self.what["with_bos"] += ids[0] == encoder.bos
+        self.what["eos_tokens"] += ids.count(encoder.eos)
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
@@ -107,13 +105,19 @@ def sample_rows(lengths: list[int], count: int) -> list[int]:
     return order[places].tolist() if len(order) else []
 
 
-def sample(row: dict, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """One example decoded, in runs of what is trained on and what is not."""
+def sample(
+    row: dict, tokenizer: PreTrainedTokenizerBase, classes: list[str] | None
+) -> dict[str, Any]:
+    """One example decoded, in runs of what is trained on and what is not, or with its class."""
     ids, labels = row["input_ids"][:SAMPLE_TOKENS], row["labels"]
-    runs: list[tuple[bool, list[int]]] = []
-    flags = [False] * len(ids) if isinstance(labels, int) else [x != IGNORED for x in labels]
-    for token, learned in zip(ids, flags, strict=False):
-        if not runs or runs[-1][0] != learned:
-            runs.append((learned, []))
-        runs[-1][1].append(token)
-    return {"id": row["id"], "pieces": [[learned, tokenizer.decode(r)] for learned, r in runs]}
+    if classes:
+        return {
+            "id": row["id"],
+            "label": classes[labels],
+            "pieces": [[False, tokenizer.decode(ids)]],
+        }
+    runs = [
+        (learned, [token for token, _ in run])
+        for learned, run in groupby(zip(ids, labels, strict=False), lambda pair: pair[1] != IGNORED)
+    ]
+    return {"id": row["id"], "pieces": [[learned, tokenizer.decode(run)] for learned, run in runs]}

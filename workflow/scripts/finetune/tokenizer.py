@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
 
+from finetune.chat import Conversation, render
 from finetune.cli import UserError
 
 SPARE_TOKENS = (
@@ -111,8 +112,18 @@ def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:
     adds_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
     if not adds_bos or template is None:
         return None
-    turn = [{"role": "user", "content": "a"}]
-    if tokenizer.apply_chat_template(turn, tokenize=False).startswith(bos):
+    named = template if isinstance(template, dict) else {"default": template}
+    mended = {
+        name: text if writes_bos(tokenizer, text) else "{{ bos_token }}" + text
+        for name, text in named.items()
+    }
+    if mended == named:
         return None
-    tokenizer.chat_template = "{{ bos_token }}" + template
+    tokenizer.chat_template = mended if template is named else mended["default"]
     return "the chat template left out BOS; added"
+
+
+def writes_bos(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
+    turn = Conversation([{"role": "user", "content": "a"}])
+    [text] = render(tokenizer, [(turn, 1, False)], {"chat_template": template}).values()
+    return text.startswith(tokenizer.bos_token)
