@@ -35,7 +35,8 @@ class Tally:
 
     def overlap(self) -> int:
         """Test rows whose prompt is trained on too."""
-        train, test = (np.concatenate([*self.prompts[s], []]) for s in ("train", "test"))
+        none = np.array([], dtype=np.int64)
+        train, test = (np.concatenate([none, *self.prompts[s]]) for s in ("train", "test"))
         return int(np.isin(test, train).sum())
 
     def total(self, what: str) -> int:
