@@ -116,7 +116,9 @@ def tool_call(call: Any) -> dict:
     function = call.get("function", call) if isinstance(call, dict) else {}
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError("a tool call has no function name")
-    arguments = function.get("arguments") or {}
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = load_json(arguments)
@@ -148,7 +150,8 @@ def to_tool(tool: Any) -> dict:
 def alpaca_turns(get: Callable[[str], Any]) -> list[Turn]:
     """Instruction and, below an empty line, its input; earlier rounds from `history`."""
     prompt = text(get("instruction"), "instruction")
-    if given := text(get("input") or "", "input", empty=True).strip():
+    given = text("" if get("input") is None else get("input"), "input", empty=True)
+    if given.strip():
         prompt += f"\n\n{given}"
     rounds = listed(get("history"), "history") if get("history") else []
     if not all(isinstance(r, (list, tuple)) and len(r) == 2 for r in rounds):

@@ -75,8 +75,9 @@ class Prepared:
     rejects: list[Reject] = field(default_factory=list)
 
 
-def prepare_block(block: Block, recipe: Recipe) -> Prepared:
+def prepare_block(task: tuple[Block, Recipe]) -> Prepared:
     """Usable rows in the shape of SCHEMA, and the rejects."""
+    block, recipe = task
     done, rows = Prepared(), []
     for number, raw in block.rows():
         try:
