@@ -122,7 +122,7 @@ class Window:
                     continue
                 raise
             length = end - self.position
-            if end == len(self.text) and self.more():
+            if end + len("e+") >= len(self.text) and self.more():
                 continue  # a number may go on
             self.position += length
             return RowError("a key appears twice") if self.twice else value
