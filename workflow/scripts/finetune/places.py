@@ -73,7 +73,7 @@ def checked(files: list[str], path: str) -> list[str]:
             f"e.g. `source: {path.rstrip('/')}/*.{min(kinds - {'txt'})}`"
         )
     for file in files:
-        if ascii(file) != repr(file) and not is_utf8(os.fsencode(file)):
+        if not is_utf8(os.fsencode(file)):
             raise UserError(f"the file name {file!a} is not UTF-8; rename the file")
     return files
 
