@@ -60,6 +60,6 @@ def test_killed_worker_is_an_error_and_no_hang(monkeypatch) -> None:
     with pytest.raises(UserError) as caught:
         list(in_order(die, range(20), 2))
     assert str(caught.value) == (
-        "a worker process was killed, most likely for want of memory. Give the job more (mem_mb) "
-        "or fewer threads."
+        "a worker process died, most likely for want of memory (else the log says why). Give the "
+        "job more (mem_mb) or fewer threads."
     )

@@ -52,8 +52,8 @@ def windowed(
             yield waiting.popleft().result()
     except BrokenProcessPool:
         raise UserError(
-            "a worker process was killed, most likely for want of memory. Give the job more "
-            "(mem_mb) or fewer threads."
+            "a worker process died, most likely for want of memory (else the log says why). Give "
+            "the job more (mem_mb) or fewer threads."
         ) from None
     finally:  # the reader may have had enough
         for future in waiting:

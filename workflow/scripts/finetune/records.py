@@ -38,6 +38,10 @@ SCHEMA = pa.schema(
 )
 
 
+ENCODER = json.JSONEncoder(ensure_ascii=False)
+"""`json.dumps` would make one for each row."""
+
+
 @dataclass(frozen=True)
 class Reject:
     """A row that cannot be used."""
@@ -84,7 +88,7 @@ def prepare_block(task: tuple[Block, Recipe]) -> Prepared:
             if isinstance(raw, RowError):
                 raise raw
             row = canonical(raw, recipe.format, recipe.columns)
-            content = json.dumps(row, ensure_ascii=False)
+            content = ENCODER.encode(row)
             split = recipe.into or split_of(raw, content, recipe.split)
         except RowError as error:
             done.rejects.append(Reject(block.place, number, str(error)))
