@@ -305,7 +305,7 @@ def test_splits_of_a_saved_folder(prepare) -> None:
 
 
 def test_overlap_counts_test_prompts_that_are_trained_on(prepare) -> None:
-    write("a.jsonl", pair("Turn ON  the light"), pair("two"), pair("three"))
+    write("a.jsonl", pair("Turn ON  the light"), pair("two"), pair("two", "2"), pair("three"))
     write("test.jsonl", pair("turn on the light", "no"), pair("Two", "no"), pair("four"))
     stats, _ = prepare(["a.jsonl", {"path": "test.jsonl", "into": "test"}], held_out=None)
     assert stats["overlap"] == 2
@@ -614,12 +614,14 @@ def contents(rows: dict[str, list]) -> dict[str, set]:
 PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=8, max_size=20, unique=True)
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "json", "csv", "tsv", "parquet", "saved"])
-@pytest.mark.parametrize("format", FORMATS)
+KINDS = ["jsonl", "jsonl.gz", "json", "csv", "tsv", "parquet", "saved"]
+SAME = [(f, k) for f in FORMATS for k in KINDS if f != "lists" or k not in ("csv", "tsv")]
+"""Of a CSV file, a prompt is text, even if it looks like a list."""
+
+
+@pytest.mark.parametrize(("format", "kind"), SAME)
 def test_format_and_kind_of_file_change_no_row_and_no_split(format, kind, prepare) -> None:
     pairs = [(p, f'He said: "{n}",\n\té😀') for n, p in enumerate(PROMPTS[:60])]
-    if format == "lists" and kind in ("csv", "tsv"):
-        pytest.skip("a prompt that is text is a prompt, even if it looks like a list")
     write("plain.jsonl", *(pair(*p) for p in pairs))
     expected = contents(prepare("plain.jsonl", split=SHARES)[1])
     name = save([as_written(*p, format) for p in pairs], kind)
@@ -706,7 +708,11 @@ def test_number_of_processes_changes_nothing(kind, prepare, monkeypatch) -> None
     for module, name in ((readers, "BLOCK_BYTES"), (readers, "BLOCK_ROWS"), (places, "BLOCK_ROWS")):
         monkeypatch.setattr(module, name, 20)
     rows = [pair(p, "" if n % 11 == 0 else "Yes.") for n, p in enumerate(PROMPTS + PROMPTS[:5])]
-    source = {"path": save(rows, kind), "weight": 1.5, "rows": 250}
+    write("more.jsonl", *(pair(f"{p} Really?") for p in PROMPTS), "{")
+    source = [
+        {"path": save(rows, kind), "weight": 1.5, "rows": 250},
+        {"path": "more.jsonl", "weight": 0.5},
+    ]
     results = []
     for threads in (1, 2):
         results.append(
