@@ -54,8 +54,11 @@ DECODER = json.JSONDecoder(object_pairs_hook=unique_keys)
 
 
 def json_rows(file: IO[str]) -> Iterator[tuple[int, Row]]:
-    """The objects of one JSON list, with the line that each starts on. Raises BrokenFileError."""
-    text = Window(file)
+    """The objects of one JSON list, numbered from 1: a list is often a single line.
+
+    Raises BrokenFileError.
+    """
+    text, number = Window(file), 0
     if (start := text.next()) != "[":
         if start:
             raise BrokenFileError(NO_LIST, 1)
@@ -67,7 +70,9 @@ def json_rows(file: IO[str]) -> Iterator[tuple[int, Row]]:
             row = text.value()
         except (ValueError, RecursionError) as error:
             raise BrokenFileError(in_short(error), line) from None
-        yield line, row if isinstance(row, (dict, RowError)) else RowError("not a JSON object")
+        number += 1
+        usable = isinstance(row, (dict, RowError))
+        yield number, row if usable else RowError("not a JSON object")
         if text.next() == ",":
             text.position += 1
         elif text.next() != "]":
