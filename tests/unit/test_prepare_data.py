@@ -590,7 +590,7 @@ def save(rows: list[dict], kind: str) -> str:
     elif kind.startswith("jsonl"):
         write(name, *rows)
     elif kind == "json":
-        Path(name).write_text(json.dumps(rows, indent=1, ensure_ascii=False), encoding="utf-8")
+        Path(name).write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
     elif kind == "parquet":
         pq.write_table(table, name)
     else:
@@ -625,8 +625,10 @@ def test_format_and_kind_of_file_change_no_row_and_no_split(format, kind, prepar
     write("plain.jsonl", *(pair(*p) for p in pairs))
     expected = contents(prepare("plain.jsonl", split=SHARES)[1])
     name = save([as_written(*p, format) for p in pairs], kind)
-    found = contents(prepare(name, split=SHARES)[1])
+    rows = prepare(name, split=SHARES)[1]
+    found = contents(rows)
     assert found == expected
+    assert len({row["id"] for split in SPLITS for row in rows[split]}) == len(pairs)
     assert all(found.values())
 
 
