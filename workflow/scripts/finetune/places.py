@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from finetune.cli import UserError, say
-from finetune.encoding import is_utf8
 from finetune.hub import hub_errors
 from finetune.readers import BLOCK_ROWS, Block, read_blocks
 from finetune.sources import data_files, file_kind, is_local, is_saved
 from finetune.splits import SPLITS
+from finetune.utf8 import is_utf8
 
 if TYPE_CHECKING:
     import datasets

@@ -25,9 +25,9 @@ from typing import IO, Any
 import pyarrow as pa
 
 from finetune.cli import UserError
-from finetune.encoding import is_utf8, name_encoding, not_utf8, not_utf8_lines, refuse_wide
 from finetune.json_text import BrokenFileError, Row, RowError, json_rows, load_json
 from finetune.sources import FILE_KINDS, file_kind
+from finetune.utf8 import is_utf8, name_encoding, not_utf8, not_utf8_lines, refuse_wide
 
 BLOCK_BYTES = 1_000_000
 BLOCK_ROWS = 2_000
