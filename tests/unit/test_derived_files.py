@@ -63,6 +63,10 @@ Yaml12.add_implicit_resolver(
         ({"runs": {}}, "{} should be non-empty"),
         ({"models": {"m": {}}}, "'source' is a required property"),
         ({"datasets": {"d": {"source": 3}}}, "3 is not valid under any of the given schemas"),
+        (
+            {"datasets": {"d": {"source": [{"pth": "x"}]}}},
+            "{'pth': 'x'} is not valid under any of the given schemas",
+        ),
     ],
     ids=str,
 )

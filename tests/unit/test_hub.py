@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 from huggingface_hub import errors
 
-import prepare_data
 from finetune.cli import UserError
 from finetune.hub import MODEL_FILES, download_model, hub_errors
+from finetune.places import load_hub
 
 ANSWER = SimpleNamespace(headers={}, request=None)
 """What the HTTP errors want to hold."""
@@ -96,7 +96,7 @@ def test_model_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> None:
 def test_dataset_that_is_not_in_the_cache_for_real(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path)
     with pytest.raises(UserError) as caught:
-        list(prepare_data.hub_rows("org/name", None, None))
+        load_hub({"path": "org/name", "subset": None, "revision": None})
     text = CACHE.replace("the model", "the dataset")
     assert str(caught.value) == text.format(OFFLINE, "ConnectionError")
 

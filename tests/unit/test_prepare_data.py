@@ -1,55 +1,62 @@
-"""Rule prepare_data: from odd files to canonical rows, exact counts, and clear refusals."""
+"""Rule prepare_data: from odd files to rows in one shape, exact counts, and clear refusals."""
 
+from __future__ import annotations
+
+import gzip
 import hashlib
 import json
 import subprocess
 import sys
+from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from datasets.exceptions import DatasetNotFoundError
+from datasets import ClassLabel, DatasetDict
+from datasets import Dataset as Rows
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import prepare_data
+from finetune import json_text, parallel, places, readers
 from finetune.cli import UserError
 from finetune.config import Dataset
+from finetune.records import SCHEMA
 from finetune.splits import SPLITS, choose_split
 from finetune.stages import prepare_settings
 
-ALL_TRAIN = {"validation": 0, "test": 0}
+SHARES = {"validation": 0.2, "test": 0.3, "seed": 4}
 PROMPTS = [f"What is {n} + {n}?" for n in range(300)]
+QUOTES = "not JSON: Expecting property name enclosed in double quotes"
 
 
-def pair(prompt: str, completion: str = "Yes.", **more: object) -> dict:
+def pair(prompt: object, completion: object = "Yes.", **more: object) -> dict:
     return {"prompt": prompt, "completion": completion} | more
 
 
-def canonical(prompt: str, completion: str = "Yes.") -> list[dict]:
-    return [
-        {"role": "user", "content": prompt},
-        {"role": "assistant", "content": completion},
-    ]
+def chat(prompt: str, completion: str = "Yes.") -> dict:
+    return {
+        "messages": [
+            {"role": "user", "content": prompt},
+            {"role": "assistant", "content": completion},
+        ]
+    }
 
 
-def jsonl(*rows: object) -> str:
+def turns(prompt: str, completion: str = "Yes.") -> list[dict]:
+    """As they are in a prepared row."""
+    return [turn | {"train": True, "extra": None} for turn in chat(prompt, completion)["messages"]]
+
+
+def write(name: str, *rows: object) -> None:
     """Rows as JSON lines; a text is a line as it is."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
-    return "".join(f"{line}\n" for line in lines)
+    content = "".join(f"{line}\n" for line in lines).encode()
+    Path(name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
 
 
-@pytest.fixture
-def prepare(tmp_path, monkeypatch):
-    """Run the rule's script in an empty folder; the stats and the rows of each split."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(source, split=ALL_TRAIN, **keys):
-        dataset = Dataset(source=source, split=split, **keys)
-        settings = json.dumps(prepare_settings(dataset))
-        monkeypatch.setattr(sys, "argv", ["x", "--settings", settings, "--output", "out"])
-        prepare_data.main()
-        rows = {s: pq.read_table(tmp_path / f"out/{s}.parquet").to_pylist() for s in SPLITS}
-        return json.loads((tmp_path / "out/stats.json").read_text()), rows
-
-    return run
+def asked(rows: dict[str, list], split: str = "train") -> list[str]:
+    return [row["messages"][0]["content"] for row in rows[split]]
 
 
 def refused(prepare, *args, **keys) -> str:
@@ -58,136 +65,341 @@ def refused(prepare, *args, **keys) -> str:
     return str(caught.value)
 
 
-def test_rows_in_one_shape_with_the_place_they_came_from(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one", n=1), "", pair("two")))
-    (tmp_path / "b.csv").write_text('prompt,completion\n"th\nree",3\nfour,4\n')
-    _, rows = prepare(["a.jsonl", "b.csv"])
+def rejects() -> list[dict]:
+    return [json.loads(line) for line in Path("rejects.jsonl").read_text().splitlines()]
+
+
+# what is written
+
+
+def test_rows_in_one_shape_with_the_place_they_came_from(prepare) -> None:
+    write("a.jsonl", pair("one", n=1), "", pair("two"))
+    Path("b.csv").write_text('prompt,completion\n"th\nree",3\nfour,4\n')
+    write("c.jsonl.gz", chat("five", "5") | {"tools": [{"name": "f"}]})
+    _, rows = prepare(["a.jsonl", "b.csv", "c.jsonl.gz"])
+    nothing = {"tools": None, "text": None, "label": None}
+    tools = '[{"function": {"name": "f"}, "type": "function"}]'
     assert rows["train"] == [
-        {"id": "a.jsonl:1", "messages": canonical("one")},
-        {"id": "a.jsonl:3", "messages": canonical("two")},
-        {"id": "b.csv:2", "messages": canonical("th\nree", "3")},
-        {"id": "b.csv:4", "messages": canonical("four", "4")},
+        {"id": "a.jsonl:1", "messages": turns("one")} | nothing,
+        {"id": "a.jsonl:3", "messages": turns("two")} | nothing,
+        {"id": "b.csv:2", "messages": turns("th\nree", "3")} | nothing,
+        {"id": "b.csv:4", "messages": turns("four", "4")} | nothing,
+        {"id": "c.jsonl.gz:1", "messages": turns("five", "5")} | nothing | {"tools": tools},
     ]
-    assert rows["validation"] == rows["test"] == []
-    schema = pq.read_schema(tmp_path / "out/test.parquet")
-    assert schema.equals(prepare_data.SCHEMA)
-    assert (tmp_path / "out/rejects.jsonl").read_text() == ""
+    assert rows["validation"] == []
+    assert pq.read_schema("out/validation.parquet").equals(SCHEMA)
+    assert Path("rejects.jsonl").read_text() == ""
 
 
-def test_stats_hold_counts_digests_and_settings(prepare, tmp_path) -> None:
-    text = jsonl(pair("one"), pair("one"), pair("two"), "{", pair(""))
-    (tmp_path / "a.jsonl").write_text(text)
-    stats, _ = prepare("a.jsonl", max_rejects=0.5)
+def test_stats_hold_counts_digests_and_settings(prepare) -> None:
+    write("a.jsonl", pair("one"), pair("one"), pair("Held  OUT", "other"), "{", pair(""))
+    write("empty.jsonl")
+    stats, _ = prepare(["a.jsonl", "empty.jsonl"], max_rejects=0.5)
+    none = {"rows": 0, "duplicates": 0, "weighed_out": 0, "rejected": 0}
+    names = ("a.jsonl", "empty.jsonl", "held-out.jsonl")
+    settings = prepare_settings(
+        Dataset(
+            source=["a.jsonl", "empty.jsonl", {"path": "held-out.jsonl", "into": "test"}],
+            split={"validation": 0, "test": 0},
+            max_rejects=0.5,
+        )
+    )
     assert stats == {
-        "rows": {"train": 2, "validation": 0, "test": 0},
+        "rows": {"train": 2, "validation": 0, "test": 1},
         "duplicates": 1,
-        "rejected": {
-            "not JSON: Expecting property name enclosed in double quotes": 1,
-            "prompt is empty": 1,
+        "overlap": 1,
+        "rejected": {QUOTES: 1, "prompt is empty": 1},
+        "by_source": {
+            "held-out.jsonl": none | {"rows": 1},
+            "a.jsonl": {"rows": 3, "duplicates": 1, "weighed_out": 0, "rejected": 2},
+            "empty.jsonl": none,
         },
-        "sources": {"a.jsonl": hashlib.sha256(text.encode()).hexdigest()},
-        "settings": {
-            "source": ["a.jsonl"],
-            "subset": None,
-            "revision": None,
-            "format": None,
-            "columns": {},
-            "split": {"validation": 0, "test": 0, "group": None, "seed": 0},
-            "max_rejects": 0.5,
-        },
+        "sources": {n: hashlib.sha256(Path(n).read_bytes()).hexdigest() for n in names},
+        "commits": {},
+        "settings": settings,
     }
 
 
-def test_what_is_said_at_the_end(prepare, tmp_path, capsys) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one"), pair("one"), pair("two"), "{"))
+def test_what_is_said_at_the_end(prepare, capsys) -> None:
+    write("a.jsonl", pair("one"), pair("one"), pair("two"), "{")
     prepare("a.jsonl", max_rejects=0.5)
-    assert capsys.readouterr().err == (
-        "prepare_data: 2 train, 0 validation, 0 test rows; left out: 1 duplicates, 1 rejected\n"
+    left_out = "left out: 1 duplicates, 1 rejected"
+    assert (
+        capsys.readouterr().err == f"prepare_data: 2 train, 0 validation, 1 test rows; {left_out}\n"
     )
+    write("b.jsonl", *map(pair, PROMPTS))
+    stats, _ = prepare({"path": "b.jsonl", "weight": 0.5})
+    out = f"prepare_data: {stats['rows']['train']} train, 0 validation, 1 test rows; left out: "
+    out += f"0 duplicates, 0 rejected, {300 - stats['rows']['train']} by weight\n"
+    assert capsys.readouterr().err == out
 
 
-def test_every_reject_is_written_with_its_place_and_reason(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one"), '{"prompt": "é', pair("two", None)))
-    (tmp_path / "b.csv").write_text("prompt,completion\nthree\n")
+def test_every_reject_is_written_with_its_place_and_reason(prepare) -> None:
+    write("a.jsonl", pair("one"), '{"prompt": "é', pair("two", None), pair("a\ud83d"))
+    Path("b.csv").write_text("prompt,completion\nthree\n")
     prepare(["a.jsonl", "b.csv"], max_rejects=0.9)
-    assert [json.loads(x) for x in (tmp_path / "out/rejects.jsonl").read_text().splitlines()] == [
-        {"source": "a.jsonl", "line": 2, "reason": "not JSON: Invalid control character at"},
+    lone = "prompt holds a lone surrogate, which is no text"
+    assert rejects() == [
+        {"source": "a.jsonl", "line": 2, "reason": "not JSON: Unterminated string starting at"},
         {"source": "a.jsonl", "line": 3, "reason": "completion is missing"},
+        {"source": "a.jsonl", "line": 4, "reason": lone},
         {"source": "b.csv", "line": 2, "reason": "another number of fields than the header"},
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.jsonl", jsonl({"messages": canonical("Hi.")})),
-        ("a.jsonl", jsonl({"messages": json.dumps(canonical("Hi."))})),
-        ("a.csv", '\ufeffmessages\n"' + json.dumps(canonical("Hi.")).replace('"', '""') + '"\n'),
-        ("a.csv", "completion,note,prompt\nYes.,x,Hi.\n"),
-    ],
-)
-def test_one_conversation_in_many_forms(name, content, prepare, tmp_path) -> None:
-    (tmp_path / name).write_text(content)
-    _, rows = prepare(name)
-    assert rows["train"] == [
-        {"id": f"{name}:{2 if name == 'a.csv' else 1}", "messages": canonical("Hi.")}
-    ]
+def test_columns_of_the_user(prepare) -> None:
+    Path("a.csv").write_text("q,a,prompt\nHi.,Yes.,other\n")
+    write("held.jsonl", {"q": "x", "a": "y"})
+    source = ["a.csv", {"path": "held.jsonl", "into": "test"}]
+    columns = {"prompt": "q", "completion": "a"}
+    _, rows = prepare(source, columns=columns, held_out=None)
+    assert rows["train"][0]["messages"] == turns("Hi.")
 
 
-def test_columns_of_the_user(prepare, tmp_path) -> None:
-    (tmp_path / "a.csv").write_text("q,a,prompt\nHi.,Yes.,other\n")
-    _, rows = prepare("a.csv", columns={"prompt": "q", "completion": "a"})
-    assert rows["train"][0]["messages"] == canonical("Hi.")
+def test_missing_cells_of_a_data_frame(prepare) -> None:
+    import pandas as pd
+
+    frame = pd.DataFrame({"text": ["a", float("nan"), "c"], "label": [1, 2, float("nan")]})
+    frame.to_parquet("a.parquet")
+    _, rows = prepare("a.parquet", held_out={"text": "x", "label": "y"}, max_rejects=0.9)
+    assert [(row["text"], row["label"]) for row in rows["train"]] == [("a", "1")]
+    assert [r["reason"] for r in rejects()] == ["text is missing", "label is missing"]
 
 
-def test_format_chosen_where_the_columns_fit_both(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("Hi.", messages=canonical("other"))))
+# formats
+
+
+def test_format_chosen_where_the_columns_fit_both(prepare) -> None:
+    write("a.jsonl", pair("Hi.") | chat("other"))
     assert refused(prepare, "a.jsonl") == (
-        "a.jsonl fits messages and prompt-completion (columns: prompt, completion, messages); "
-        "set `format`."
+        "a.jsonl fits messages and prompt-completion (columns: prompt, completion, messages). Set "
+        "`format: messages` or `format: prompt-completion` under the dataset."
     )
-    _, rows = prepare("a.jsonl", format="prompt-completion")
-    assert rows["train"][0]["messages"] == canonical("Hi.")
+    assert asked(prepare("a.jsonl", format="prompt-completion")[1]) == ["Hi."]
 
 
-def test_format_of_the_first_row_holds_for_all(prepare, tmp_path) -> None:
-    rows = ["{", pair("one"), {"messages": canonical("two")}]
-    (tmp_path / "a.jsonl").write_text(jsonl(*rows))
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_first_rows_that_are_bad_hide_no_format(size, prepare, monkeypatch) -> None:
+    monkeypatch.setattr(readers, "BLOCK_BYTES", size)
+    write("a.jsonl", *["{"] * 150, {"x": 1}, chat("one"), pair("two"), *map(chat, PROMPTS))
     stats, _ = prepare("a.jsonl", max_rejects=0.9)
-    assert stats["rejected"] == {
-        "not JSON: Expecting property name enclosed in double quotes": 1,
-        "prompt is missing": 1,
-    }
+    assert stats["rejected"] == {QUOTES: 150, "messages is missing": 2}
 
 
-def test_duplicates_over_files_and_formats_keep_the_first(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one"), pair("two")))
-    (tmp_path / "b.csv").write_text("prompt,completion\ntwo,Yes.\ntwo,No.\none,Yes.\n")
-    stats, rows = prepare(["a.jsonl", "b.csv"])
+def test_file_of_broken_rows_has_no_format(prepare) -> None:
+    write("a.jsonl", "{", "[")
+    write("b.jsonl", {"text": "x", "label": "y"})
+    stats, _ = prepare(
+        ["a.jsonl", "b.jsonl"], held_out={"text": "z", "label": "y"}, max_rejects=0.9
+    )
+    assert stats["by_source"]["a.jsonl"]["rejected"] == 2
+
+
+def test_said_format_that_no_row_has(prepare) -> None:
+    write("a.jsonl", {"chat": []})
+    assert refused(prepare, "a.jsonl", format="messages", held_out=chat("x")) == (
+        "a.jsonl has the columns: chat. Needed: `messages`. Map yours under the dataset, e.g. "
+        "`columns: {messages: chat}`."
+    )
+
+
+def test_places_of_several_formats_make_one_data_set(prepare) -> None:
+    write("a.jsonl", chat("one"))
+    write("b.jsonl", {"instruction": "two", "input": "", "output": "Yes."})
+    write(
+        "c.jsonl",
+        {"conversations": [{"from": "human", "value": "one"}, {"from": "gpt", "value": "Yes."}]},
+    )
+    Path("d.txt").write_text("three\n")
+    stats, rows = prepare(["a.jsonl", "b.jsonl", "c.jsonl", "d.txt"])
+    assert [row["id"] for row in rows["train"]] == ["a.jsonl:1", "b.jsonl:1", "d.txt:1"]
+    assert rows["train"][2] == {"id": "d.txt:1", "text": "three"} | dict.fromkeys(
+        ("messages", "tools", "label")
+    )
+    assert stats["by_source"]["c.jsonl"]["duplicates"] == 1
+
+
+def test_labelled_rows_and_others_do_not(prepare) -> None:
+    write("a.jsonl", {"text": "x", "label": "y"})
+    write("b.jsonl", {"text": "x"})
+    assert refused(prepare, ["a.jsonl", "b.jsonl"], held_out=None) == (
+        "labelled rows and others make no data set together: a.jsonl: text-label; b.jsonl: text"
+    )
+
+
+# duplicates and held-out rows
+
+
+def test_duplicates_over_files_and_formats_keep_the_first(prepare) -> None:
+    write("a.jsonl", pair("one"), pair("two"))
+    Path("b.csv").write_text("prompt,completion\ntwo,Yes.\ntwo,No.\none,Yes.\n")
+    stats, rows = prepare(["a.jsonl", "b.csv", "*.csv"])
     assert [row["id"] for row in rows["train"]] == ["a.jsonl:1", "a.jsonl:2", "b.csv:3"]
-    assert stats["duplicates"] == 2
+    assert stats["duplicates"] == 5
+
+
+def test_rows_that_differ_in_weight_or_label_are_no_duplicates(prepare) -> None:
+    light = chat("one")["messages"]
+    light = [*light, *[light[0], light[1] | {"weight": 0}]]
+    write("a.jsonl", {"messages": light}, {"messages": chat("one")["messages"] * 2})
+    assert prepare("a.jsonl")[0]["duplicates"] == 0
+    write("a.jsonl", {"text": "x", "label": "y"}, {"text": "x", "label": "z"})
+    assert prepare("a.jsonl", held_out={"text": "w", "label": "y"})[0]["duplicates"] == 0
+
+
+@pytest.mark.parametrize("last", [True, False])
+def test_row_that_is_held_out_leaves_train_wherever_it_is_listed(last, prepare) -> None:
+    write("train.jsonl", pair("one"), pair("two"), pair("three"))
+    write("validation.jsonl", pair("three"), pair("two"))
+    write("test.jsonl", pair("two"), pair("four"))
+    given = [{"path": f"{split}.jsonl", "into": split} for split in ("validation", "test")]
+    source = ["train.jsonl", *given] if last else [*given[::-1], "train.jsonl"]
+    stats, rows = prepare(source, split={"validation": 0.3, "test": 0.3})
+    assert {split: asked(rows, split) for split in SPLITS} == {
+        "train": ["one"],
+        "validation": ["three"],
+        "test": ["two", "four"],
+    }
+    assert (stats["duplicates"], stats["overlap"]) == (3, 0)
+
+
+def test_given_split_gets_no_other_rows_and_the_rest_is_drawn(prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS))
+    write("test.jsonl", pair("given"))
+    source = ["a.jsonl", {"path": "test.jsonl", "into": "test"}]
+    stats, rows = prepare(source, split=SHARES)
+    assert asked(rows, "test") == ["given"]
+    assert 30 < stats["rows"]["validation"] < 90
+
+
+def test_splits_of_a_saved_folder(prepare) -> None:
+    label = ClassLabel(names=["no", "yes"])
+    splits = {"train": ["a", "b", "c"], "validation": ["d", "a"], "test": ["e", "b", "d"]}
+    saved = {
+        name: Rows.from_dict({"text": texts, "label": [1] * len(texts)}).cast_column("label", label)
+        for name, texts in splits.items()
+    }
+    DatasetDict(saved).save_to_disk("saved")
+    stats, rows = prepare("saved", held_out=None)
+    assert {s: [row["text"] for row in rows[s]] for s in SPLITS} == {
+        "train": ["c"],
+        "validation": ["a"],
+        "test": ["e", "b", "d"],
+    }
+    assert rows["train"][0] == {
+        "id": "saved/train:3",
+        "messages": None,
+        "tools": None,
+        "text": "c",
+        "label": "yes",
+    }
+    assert stats["by_source"]["saved"] == {
+        "rows": 8,
+        "duplicates": 3,
+        "weighed_out": 0,
+        "rejected": 0,
+    }
+    assert {name.removeprefix("saved/").split("/")[0] for name in stats["sources"]} == {
+        "dataset_dict.json", "train", "validation", "test",
+    }  # fmt: skip
+
+
+def test_overlap_counts_test_prompts_that_are_trained_on(prepare) -> None:
+    write("a.jsonl", pair("Turn ON  the light"), pair("two"), pair("two", "2"), pair("three"))
+    write("test.jsonl", pair("turn on the light", "no"), pair("Two", "no"), pair("four"))
+    stats, _ = prepare(["a.jsonl", {"path": "test.jsonl", "into": "test"}], held_out=None)
+    assert stats["overlap"] == 2
+
+
+# limits and weights
+
+
+def limited(prepare, rows: int, *files: list) -> tuple[list[str], dict]:
+    for number, lines in enumerate(files):
+        write(f"{number}.jsonl", *lines)
+    stats, found = prepare({"path": "?.jsonl", "rows": rows}, max_rejects=0.9)
+    return asked(found), stats["by_source"]["?.jsonl"]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_limit_over_several_files(size, threads, prepare, monkeypatch) -> None:
+    monkeypatch.setattr(readers, "BLOCK_BYTES", size)
+    monkeypatch.setattr(parallel, "ALONE", 1)
+    first = [pair("one"), "{", pair("two"), "{"]
+    second = ["{", pair("one"), pair("three"), "{", pair("four"), *["{"] * 30]
+    for limit, taken, duplicates, rejected in (
+        (1, ["one"], 0, 0),
+        (2, ["one", "two"], 0, 1),
+        (3, ["one", "two"], 1, 3),
+        (4, ["one", "two", "three"], 1, 3),
+        (5, ["one", "two", "three", "four"], 1, 4),
+        (6, ["one", "two", "three", "four"], 1, 34),
+    ):
+        found, counts = limited(prepare, limit, first, second)
+        assert found == taken
+        assert counts["rows"] == min(limit, 5)
+        assert (counts["duplicates"], counts["rejected"]) == (duplicates, rejected)
+        assert len(rejects()) == rejected
+
+
+def test_limit_holds_for_each_split_that_a_source_brings(prepare) -> None:
+    splits = {name: Rows.from_list([pair(f"{name} {n}") for n in range(5)]) for name in SPLITS}
+    DatasetDict(splits).save_to_disk("saved")
+    stats, _ = prepare({"path": "saved", "rows": 2}, held_out=None)
+    assert stats["rows"] == dict.fromkeys(SPLITS, 2)
+
+
+def test_limits_are_apart_for_each_entry(prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS[:9]))
+    write("b.jsonl", *map(pair, PROMPTS[9:20]))
+    source = [{"path": "a.jsonl", "rows": 3}, {"path": "b.jsonl", "rows": 4}]
+    assert asked(prepare(source)[1]) == PROMPTS[:3] + PROMPTS[9:13]
+
+
+@pytest.mark.parametrize(
+    ("weight", "least", "most"), [(0.25, 50, 100), (1.5, 410, 490), (2, 600, 600)]
+)
+def test_weights(weight, least, most, prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS))
+    stats, rows = prepare({"path": "a.jsonl", "weight": weight})
+    assert least <= stats["rows"]["train"] <= most
+    times = [asked(rows).count(prompt) for prompt in PROMPTS]
+    assert set(times) == {0.25: {0, 1}, 1.5: {1, 2}, 2: {2}}[weight]
+    assert stats["by_source"]["a.jsonl"]["weighed_out"] == times.count(0)
+    # the same ones whatever else is there
+    write("b.jsonl", *map(pair, ["new", *PROMPTS[::-1]]))
+    _, again = prepare({"path": "b.jsonl", "weight": weight})
+    assert sorted(set(asked(again)) - {"new"}) == sorted(set(asked(rows)))
+
+
+def test_weights_leave_held_out_rows_alone(prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS))
+    stats, rows = prepare({"path": "a.jsonl", "weight": 2}, split=SHARES)
+    held_out = {s: [p for p in PROMPTS if p in asked(rows, s)] for s in ("validation", "test")}
+    assert all(asked(rows, split) == prompts for split, prompts in held_out.items())
+    assert stats["rows"]["train"] == 2 * (300 - sum(map(len, held_out.values())))
 
 
 # refusals
 
 
-def test_too_many_rejects_stop_with_the_commonest_reasons_and_an_example_of_each(
-    prepare, tmp_path
-) -> None:
+def test_too_many_rejects_stop_with_the_commonest_reasons_and_an_example_of_each(prepare) -> None:
     bad = [pair(""), "{", pair("", "x"), pair("a", 3), "[]", pair(" "), "[1]", "x"]
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one"), *bad, pair("two"), pair("two")))
+    write("a.jsonl", pair("one"), *bad, pair("two"), pair("two"))
     assert refused(prepare, "a.jsonl", max_rejects=0.25) == (
-        "8 of 11 rows cannot be used, more than max_rejects 25.00% allows: "
+        "8 of 12 rows cannot be used, more than max_rejects 25.00% allows: "
         "3 x prompt is empty (e.g. a.jsonl:2); 2 x not a JSON object (e.g. a.jsonl:6); "
-        "1 x not JSON: Expecting property name enclosed in double quotes (e.g. a.jsonl:3). "
+        f"1 x {QUOTES} (e.g. a.jsonl:3). "
         "Mend them, or raise max_rejects under the dataset to leave them out."
     )
+    assert [reject["line"] for reject in rejects()] == list(range(2, 10))
+    assert not list(Path("out").iterdir())
 
 
 @pytest.mark.parametrize(("bad", "works"), [(0, True), (1, True), (2, False)])
-def test_max_rejects_is_a_share_of_all_rows(bad, works, prepare, tmp_path) -> None:
-    rows = ["{"] * bad + [pair(f"row {n}") for n in range(1000 - bad)]
-    (tmp_path / "a.jsonl").write_text(jsonl(*rows))
+def test_max_rejects_is_a_share_of_all_rows(bad, works, prepare) -> None:
+    write("a.jsonl", *["{"] * bad, *(pair(f"row {n}") for n in range(999 - bad)))
     if works:
         assert sum(prepare("a.jsonl")[0]["rejected"].values()) == bad
     else:
@@ -195,10 +407,13 @@ def test_max_rejects_is_a_share_of_all_rows(bad, works, prepare, tmp_path) -> No
         assert text.startswith("2 of 1000 rows cannot be used, more than max_rejects 0.10% allows")
 
 
-def test_not_one_reject_where_none_is_allowed(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one"), "{"))
+def test_not_one_reject_where_none_is_allowed(prepare) -> None:
+    write("a.jsonl", pair("one"), "{")
     text = refused(prepare, "a.jsonl", max_rejects=0)
-    assert text.startswith("1 of 2 rows cannot be used, more than max_rejects 0.00% allows")
+    assert text.startswith("1 of 3 rows cannot be used, more than max_rejects 0.00% allows")
+
+
+MORE = "Give more rows, another split.seed, or"
 
 
 @pytest.mark.parametrize(
@@ -207,66 +422,56 @@ def test_not_one_reject_where_none_is_allowed(prepare, tmp_path) -> None:
         (
             0,
             {"validation": 0.1, "test": 0.1},
-            "the train split is empty (0 rows in all). Give more rows, another split.seed, or "
-            "smaller shares to the others.",
+            f"train split is empty (0 rows in all). {MORE} smaller shares to the others.",
         ),
         (
-            3,
-            {"validation": 0.0001, "test": 0},
-            "the validation split is empty (3 rows in all). Give more rows, another split.seed, "
-            "or a larger share (validation: 0 if you want none).",
+            30,
+            {"validation": 0.0001, "test": 0.5},
+            f"validation split is empty (30 rows in all). {MORE} a larger share (validation: 0 if "
+            "you want none).",
         ),
         (
             3,
             {"validation": 0, "test": 0.0001},
-            "the test split is empty (3 rows in all). Give more rows, another split.seed, or a "
-            "larger share.",
+            f"test split is empty (3 rows in all). {MORE} a larger share.",
+        ),
+        (
+            3,
+            {"validation": 0, "test": 0},
+            f"test split is empty (3 rows in all). {MORE} a larger share.",
         ),
         (
             3,
             {"validation": 0, "test": 0.9999},
-            "the train split is empty (3 rows in all). Give more rows, another split.seed, or "
-            "smaller shares to the others.",
+            f"train split is empty (3 rows in all). {MORE} smaller shares to the others.",
         ),
     ],
 )
-def test_empty_split(rows, split, text, prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(*(pair(f"row {n}") for n in range(rows))))
-    assert refused(prepare, "a.jsonl", split=split) == text
+def test_empty_split(rows, split, text, prepare) -> None:
+    write("a.jsonl", *(pair(f"row {n}") for n in range(rows)))
+    assert refused(prepare, "a.jsonl", split=split, held_out=None) == f"the {text}"
 
 
-def test_group_column_that_a_row_lacks(prepare, tmp_path) -> None:
-    rows = [pair("one", user="a"), pair("two", usr="a")]
-    (tmp_path / "a.jsonl").write_text(jsonl(*rows))
-    assert refused(prepare, "a.jsonl", split=ALL_TRAIN | {"group": "user"}) == (
-        "a.jsonl:2: split.group names 'user', but columns are prompt, completion, usr"
-    )
-
-
-def test_failure_leaves_what_was_there(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one")))
+def test_failure_leaves_what_was_there_and_the_new_rejects(prepare) -> None:
+    write("a.jsonl", pair("one"))
     prepare("a.jsonl")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("two"), "{"))
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    write("a.jsonl", pair("two"), "{")
     refused(prepare, "a.jsonl")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
-
-
-def test_first_failure_leaves_nothing(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl("{"))
-    refused(prepare, "a.jsonl")
-    assert list((tmp_path / "out").iterdir()) == []
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+    assert rejects() == [{"source": "a.jsonl", "line": 2, "reason": QUOTES}]
 
 
 def test_script_ends_with_one_line(tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(pair("one"), "{"))
+    (tmp_path / "a.jsonl").write_text(json.dumps(pair("one")) + "\n{")
     settings = json.dumps(prepare_settings(Dataset(source="a.jsonl")))
-    command = [sys.executable, prepare_data.__file__, "--settings", settings, "--output", "out"]
+    arguments = ["--settings", settings, "--output", "out", "--rejects", "rejects.jsonl"]
+    command = [sys.executable, prepare_data.__file__, *arguments, "--threads", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == (
         "ERROR prepare_data: 1 of 2 rows cannot be used, more than max_rejects 0.10% allows: "
-        "1 x not JSON: Expecting property name enclosed in double quotes (e.g. a.jsonl:2). "
+        f"1 x {QUOTES} (e.g. a.jsonl:2). "
         "Mend them, or raise max_rejects under the dataset to leave them out.\n"
     )
     assert "Traceback" not in done.stderr
@@ -274,171 +479,246 @@ def test_script_ends_with_one_line(tmp_path) -> None:
 
 # splits
 
-SHARES = {"validation": 0.2, "test": 0.3, "seed": 4}
 
-
-def prompts_by_split(rows: dict) -> dict[str, str]:
-    return {row["messages"][0]["content"]: split for split in rows for row in rows[split]}
-
-
-def test_split_depends_on_the_text_alone(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(*map(pair, PROMPTS)))
+def test_split_is_by_the_content(prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS))
     _, rows = prepare("a.jsonl", split=SHARES)
-    chosen = prompts_by_split(rows)
-    key = json.dumps(canonical(PROMPTS[0]), sort_keys=True)
-    assert chosen[PROMPTS[0]] == choose_split(key, 4, 0.2, 0.3)
-    assert {split: len(rows[split]) for split in SPLITS} == {
-        split: list(chosen.values()).count(split) for split in SPLITS
-    }
-    turned = "".join(f'{p},x,"Yes."\n' for p in reversed(PROMPTS))
-    (tmp_path / "b.csv").write_text("prompt,note,completion\n" + turned)
-    assert prompts_by_split(prepare("b.csv", split=SHARES)[1]) == chosen
+    row = {"messages": turns(PROMPTS[0]), "tools": None, "text": None, "label": None}
+    split = choose_split(json.dumps(row, ensure_ascii=False), 4, 0.2, 0.3)
+    assert PROMPTS[0] in asked(rows, split)
 
 
-def test_added_rows_move_no_old_one(prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(*map(pair, PROMPTS[:200])))
-    before = prompts_by_split(prepare("a.jsonl", split=SHARES)[1])
-    (tmp_path / "a.jsonl").write_text(jsonl(*map(pair, PROMPTS[200:] + PROMPTS[:200])))
-    after = prompts_by_split(prepare("a.jsonl", split=SHARES)[1])
-    assert len(after) == 300
-    assert before.items() <= after.items()
+def test_added_rows_move_no_old_one(prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS[:200]))
+    before = prepare("a.jsonl", split=SHARES)[1]
+    write("a.jsonl", *map(pair, PROMPTS[200:] + PROMPTS[:200]))
+    after = prepare("a.jsonl", split=SHARES)[1]
+    assert sum(len(asked(after, split)) for split in SPLITS) == 300
+    assert all(set(asked(before, split)) <= set(asked(after, split)) for split in SPLITS)
 
 
-def test_rows_of_a_group_stay_together(prepare, tmp_path) -> None:
-    groups = {prompt: n % 30 for n, prompt in enumerate(PROMPTS)}
-    (tmp_path / "a.jsonl").write_text(jsonl(*(pair(p, user=g) for p, g in groups.items())))
-    chosen = prompts_by_split(prepare("a.jsonl", split=SHARES | {"group": "user"})[1])
-    homes = {(group, chosen[prompt]) for prompt, group in groups.items()}
-    assert len(homes) == 30
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_rows_of_a_group_stay_together(name, prepare) -> None:
+    rows = [pair(prompt, user=n % 30) for n, prompt in enumerate(PROMPTS)]
+    if name == "a.jsonl":
+        write(name, *rows)
+    elif name == "a.csv":
+        Path(name).write_text(
+            "".join(
+                ["prompt,completion,user\n", *(f"{','.join(map(str, r.values()))}\n" for r in rows)]
+            )
+        )
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), name)
+    _, found = prepare(name, split=SHARES | {"group": "user"})
+    homes = {(PROMPTS.index(p) % 30, split) for split in SPLITS for p in asked(found, split)}
+    expected = {(n, choose_split(f"group {n}", 4, 0.2, 0.3)) for n in range(30)}
+    assert homes == expected
     assert {split for _, split in homes} == set(SPLITS)
 
 
-@pytest.mark.parametrize("group", [None, "a\ud800", {"id": 1}, True], ids=repr)
-def test_group_may_be_named_anything(group, prepare, tmp_path) -> None:
-    (tmp_path / "a.jsonl").write_text(jsonl(*(pair(p, user=group) for p in PROMPTS[:20])))
-    split = choose_split(f"group {group}", 0, 0.5, 0)
-    keys = {"validation": 0.5, "test": 0, "group": "user"}
-    if split == "train":
-        assert refused(prepare, "a.jsonl", split=keys).startswith("the validation split is empty")
-    else:
-        assert refused(prepare, "a.jsonl", split=keys).startswith("the train split is empty")
-
-
-def test_many_rows_are_written_in_parts_and_in_order(prepare, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(prepare_data, "ROWS_PER_WRITE", 7)
-    (tmp_path / "a.jsonl").write_text(jsonl(*map(pair, PROMPTS[:24])))
-    _, rows = prepare("a.jsonl")
-    assert [row["id"] for row in rows["train"]] == [f"a.jsonl:{n}" for n in range(1, 25)]
-    assert pq.ParquetFile(tmp_path / "out/train.parquet").num_row_groups == 4
-
-
-# the hub
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """A hub that holds one dataset; the arguments it was asked with."""
-    asked = []
-
-    def serve(**splits):
-        def load_dataset(*args, **keys):
-            asked.append((args, keys))
-            return splits
-
-        monkeypatch.setattr("datasets.load_dataset", load_dataset)
-        return asked
-
-    return serve
-
-
-def rows_named(name: str, count: int) -> list[dict]:
-    return [pair(f"{name} {n}") for n in range(count)]
-
-
-def test_hub_dataset_with_one_split_is_split_here(prepare, hub) -> None:
-    asked = hub(train=rows_named("row", 300))
-    stats, rows = prepare("org/name", split=SHARES, subset="en", revision="v1")
-    assert asked == [(("org/name", "en"), {"revision": "v1"})]
-    key = json.dumps(canonical("row 7"), sort_keys=True)
-    assert prompts_by_split(rows)["row 7"] == choose_split(key, 4, 0.2, 0.3)
-    assert all(rows[split] for split in SPLITS)
-    assert rows["train"][0]["id"].startswith("org/name/train:")
-    assert stats["sources"] == {}  # digests are of local files
-
-
-def test_given_test_split_stays_whole_and_validation_comes_from_train(prepare, hub) -> None:
-    hub(test=rows_named("test", 40), train=rows_named("train", 200))
-    _, rows = prepare("org/name", split=SHARES)
-    names = {s: {row["messages"][0]["content"].split()[0] for row in rows[s]} for s in SPLITS}
-    assert names == {"train": {"train"}, "validation": {"train"}, "test": {"test"}}
-    assert [row["id"] for row in rows["test"]] == [f"org/name/test:{n}" for n in range(1, 41)]
-    assert len(rows["train"]) + len(rows["validation"]) == 200
-    assert 20 <= len(rows["validation"]) <= 60
-
-
-def test_all_three_given_splits_are_kept_whatever_the_shares(prepare, hub) -> None:
-    given = {"train": 5, "validation": 3, "test": 2}
-    hub(**{split: rows_named(split, count) for split, count in given.items()})
-    assert prepare("org/name", split=ALL_TRAIN)[0]["rows"] == given
-
-
-def test_row_that_train_shares_with_a_given_split_is_left_out_of_train(prepare, hub) -> None:
-    hub(
-        train=[pair("leak"), pair("one"), pair("two")],
-        test=[pair("leak")],
-        validation=[pair("one")],
-    )
-    stats, rows = prepare("org/name")
-    assert prompts_by_split(rows) == {"two": "train", "one": "validation", "leak": "test"}
-    assert stats["duplicates"] == 2
-
-
-def test_splits_with_other_names_are_not_dropped_in_silence(prepare, hub, capsys) -> None:
-    hub(train=rows_named("train", 2), dev=rows_named("dev", 2), extra=rows_named("extra", 2))
-    assert prepare("org/name")[0]["rows"] == {"train": 2, "validation": 0, "test": 0}
-    assert capsys.readouterr().err.splitlines()[0] == (
-        "prepare_data: org/name has other splits, which are left out: dev, extra"
-    )
-
-
-def test_hub_dataset_without_training_rows(prepare, hub) -> None:
-    hub(test=rows_named("test", 2), dev=rows_named("dev", 2))
-    assert refused(prepare, "org/name") == "org/name has no train split, only: test, dev"
-
-
-def test_hub_dataset_that_is_not_there(prepare, monkeypatch) -> None:
-    def load_dataset(*_, **__):
-        raise DatasetNotFoundError("Dataset 'org/name' doesn't exist on the Hub.")
-
-    monkeypatch.setattr("datasets.load_dataset", load_dataset)
-    assert refused(prepare, "org/name") == (
-        "the hub has no dataset 'org/name' that you may read: "
-        "Dataset 'org/name' doesn't exist on the Hub."
-    )
-
-
-def test_hub_rows_that_cannot_be_used_name_their_split(prepare, hub, tmp_path) -> None:
-    hub(train=[*rows_named("row", 3), pair("")])
-    prepare("org/name", max_rejects=0.5)
-    assert json.loads((tmp_path / "out/rejects.jsonl").read_text()) == {
-        "source": "org/name/train",
-        "line": 4,
-        "reason": "prompt is empty",
+@pytest.mark.parametrize("group", [None, "", float("nan")], ids=repr)
+def test_row_without_a_group_stands_alone(group, prepare) -> None:
+    write("a.jsonl", *(pair(p, user=group) for p in PROMPTS))
+    write("b.jsonl", *map(pair, PROMPTS))
+    alone = prepare("a.jsonl", split=SHARES | {"group": "user"})[1]
+    assert {s: asked(alone, s) for s in SPLITS} == {
+        s: asked(prepare("b.jsonl", split=SHARES)[1], s) for s in SPLITS
     }
 
 
-def test_real_loader_on_a_folder(tmp_path, monkeypatch) -> None:
-    """What `datasets` itself makes of a dataset's files."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "train.jsonl").write_text(jsonl(*rows_named("train", 3)))
-    (folder / "test.jsonl").write_text(jsonl(*rows_named("test", 2)))
-    rows = list(prepare_data.hub_rows(str(folder), None, None))
-    assert [(open_splits, number, row["prompt"]) for _, open_splits, number, row in rows] == [
-        (("test",), 1, "test 0"),
-        (("test",), 2, "test 1"),
-        (("train", "validation"), 1, "train 0"),
-        (("train", "validation"), 2, "train 1"),
-        (("train", "validation"), 3, "train 2"),
+@pytest.mark.parametrize("group", ["a\ud800", {"id": 1}, True, 0, [None]], ids=repr)
+def test_group_may_be_named_anything(group, prepare) -> None:
+    write("a.jsonl", *(pair(p, user=group) for p in PROMPTS[:20]))
+    split = choose_split(f"group {group}", 0, 0, 0.5)
+    text = refused(prepare, "a.jsonl", split={"validation": 0, "test": 0.5, "group": "user"})
+    assert text.startswith(f"the {'test' if split == 'train' else 'train'} split is empty")
+
+
+def test_group_column_that_a_row_lacks(prepare) -> None:
+    write("a.jsonl", *(pair(p, user=1) for p in PROMPTS[:9]), pair("two", usr="a"))
+    split = {"validation": 0, "test": 0, "group": "user"}
+    prepare("a.jsonl", split=split, max_rejects=0.1)
+    reason = "no column 'user', which split.group names"
+    assert rejects() == [{"source": "a.jsonl", "line": 10, "reason": reason}]
+
+
+def test_rows_are_written_in_groups_and_in_order(prepare, monkeypatch) -> None:
+    monkeypatch.setattr(prepare_data, "ROWS_PER_GROUP", 7)
+    monkeypatch.setattr(readers, "BLOCK_ROWS", 4)
+    Path("a.csv").write_text("prompt,completion\n" + "".join(f"{p},Yes.\n" for p in PROMPTS[:24]))
+    _, rows = prepare("a.csv")
+    assert asked(rows) == PROMPTS[:24]
+    file = pq.ParquetFile("out/train.parquet")
+    assert [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)] == [8, 8, 8]
+
+
+# whatever the files are like
+
+WORDS = st.text(st.sampled_from('ab, "\n\té\u2028😀'), min_size=1, max_size=6).filter(str.strip)
+MANY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def as_written(prompt: str, completion: str, format: str) -> dict:
+    """One conversation in each format."""
+    return {
+        "messages": chat(prompt, completion),
+        "sharegpt": {
+            "conversations": [
+                {"from": "human", "value": prompt},
+                {"from": "gpt", "value": completion},
+            ]
+        },
+        "alpaca": {"instruction": prompt, "input": "", "output": completion},
+        "prompt-completion": pair(prompt, completion),
+        "lists": {
+            "prompt": chat(prompt, completion)["messages"][:1],
+            "completion": chat(prompt, completion)["messages"][1:],
+        },
+    }[format]
+
+
+FORMATS = ["messages", "sharegpt", "alpaca", "prompt-completion", "lists"]
+
+
+def save(rows: list[dict], kind: str) -> str:
+    """The rows as a file of some kind; its name."""
+    name = f"rows.{kind}"
+    table = pa.Table.from_pylist(rows)
+    if kind == "saved":
+        Rows(table).save_to_disk(name)
+    elif kind.startswith("jsonl"):
+        write(name, *rows)
+    elif kind == "json":
+        Path(name).write_text(json.dumps(rows, ensure_ascii=False), encoding="utf-8")
+    elif kind == "parquet":
+        pq.write_table(table, name)
+    else:
+        import csv
+
+        with open(name, "w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if kind == "tsv" else ",")
+            writer.writeheader()
+            cells = [
+                {k: v if isinstance(v, str) else json.dumps(v) for k, v in r.items()} for r in rows
+            ]
+            writer.writerows(cells)
+    return name
+
+
+def contents(rows: dict[str, list]) -> dict[str, set]:
+    """By split, what the rows hold besides the place they came from."""
+    return {s: {json.dumps({**row, "id": None}) for row in rows[s]} for s in SPLITS}
+
+
+PAIRS = st.lists(st.tuples(WORDS, WORDS), min_size=8, max_size=20, unique=True)
+
+
+KINDS = ["jsonl", "jsonl.gz", "json", "csv", "tsv", "parquet", "saved"]
+SAME = [(f, k) for f in FORMATS for k in KINDS if f != "lists" or k not in ("csv", "tsv")]
+"""Of a CSV file, a prompt is text, even if it looks like a list."""
+
+
+@pytest.mark.parametrize(("format", "kind"), SAME)
+def test_format_and_kind_of_file_change_no_row_and_no_split(format, kind, prepare) -> None:
+    pairs = [(p, f'He said: "{n}",\n\té😀') for n, p in enumerate(PROMPTS[:60])]
+    write("plain.jsonl", *(pair(*p) for p in pairs))
+    expected = contents(prepare("plain.jsonl", split=SHARES)[1])
+    name = save([as_written(*p, format) for p in pairs], kind)
+    rows = prepare(name, split=SHARES)[1]
+    found = contents(rows)
+    assert found == expected
+    assert len({row["id"] for split in SPLITS for row in rows[split]}) == len(pairs)
+    assert all(found.values())
+
+
+SIZES = st.sampled_from([1, 2, 7, 1000])
+
+
+@MANY
+@given(
+    files=st.lists(
+        st.lists(st.tuples(WORDS, WORDS) | st.none(), max_size=9), min_size=1, max_size=3
+    ),
+    sizes=st.tuples(SIZES, SIZES, SIZES),
+    weight=st.sampled_from([0.3, 1, 2.5]),
+    limit=st.none() | st.integers(1, 12),
+    kind=st.sampled_from(["jsonl", "json"]),
+)
+def test_no_row_is_lost_or_doubled(files, sizes, weight, limit, kind, prepare, monkeypatch) -> None:
+    """Every line of every file is a row, a duplicate, weighed out or a reject; and no size of a
+    block changes which."""
+    for old in Path().glob("rows-*"):
+        old.unlink()
+    for number, pairs in enumerate(files):
+        rows = [3 if p is None else pair(*p) for p in pairs]
+        content = json.dumps(rows, indent=1) if kind == "json" else "\n".join(map(json.dumps, rows))
+        Path(f"rows-{number}.{kind}").write_text(content)
+    source = [{"path": "rows-*", "weight": weight, "rows": limit}]
+    results = []
+    for block, group, window in [(1_000_000, 10_000, 1_000_000), sizes]:
+        monkeypatch.setattr(readers, "BLOCK_BYTES", block)
+        monkeypatch.setattr(readers, "BLOCK_ROWS", block)
+        monkeypatch.setattr(prepare_data, "ROWS_PER_GROUP", group)
+        monkeypatch.setattr(json_text, "WINDOW", window)
+        if not any(any(pairs) for pairs in files):
+            return
+        write("train.jsonl", pair("always in train", "x" * 9))
+        always = {"path": "train.jsonl", "into": "train"}
+        stats, found = prepare(
+            [*source, always], max_rejects=0.99, split={"validation": 0, "test": 0}
+        )
+        results.append((found, {k: v for k, v in stats.items() if k != "settings"}, rejects()))
+    assert results[0] == results[1]
+    counts = stats["by_source"]["rows-*"]
+    flat = [p for pairs in files for p in pairs]
+    usable = [p for p in flat if p is not None]
+    assert counts["rows"] == min(len(usable), limit or 99)
+    if limit is None or limit > len(usable):
+        assert counts["rejected"] == flat.count(None)
+    taken = usable[:limit]
+    assert counts["duplicates"] == len(taken) - len(set(taken))
+    trained = [tuple(t["content"] for t in row["messages"]) for row in found["train"]][:-1]
+    if weight >= 1:
+        assert counts["weighed_out"] == 0
+        assert set(trained) == set(taken)
+        assert all(int(weight) <= trained.count(p) <= int(weight) + 1 for p in taken)
+    else:
+        assert len(trained) == counts["rows"] - counts["duplicates"] - counts["weighed_out"]
+        assert len(set(trained)) == len(trained)
+
+
+@MANY
+@given(pairs=PAIRS, order=st.randoms(use_true_random=False), cut=st.integers(0, 20))
+def test_order_and_number_of_files_move_no_row(pairs, order, cut, prepare) -> None:
+    split = {"validation": 0.3, "test": 0.3}
+    shuffled = order.sample(pairs, len(pairs))
+    found = []
+    for first, second in ((pairs, []), (shuffled[:cut], shuffled[cut:])):
+        write("a.jsonl", *(pair(*p) for p in first))
+        write("b.jsonl", *(pair(*p) for p in second))
+        try:
+            found.append(contents(prepare(["b.jsonl", "a.jsonl"], split=split)[1]))
+        except UserError as error:  # few rows can leave a split empty
+            found.append(str(error))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "saved"])
+def test_number_of_processes_changes_nothing(kind, prepare, monkeypatch) -> None:
+    monkeypatch.setattr(parallel, "ALONE", 1)
+    for module, name in ((readers, "BLOCK_BYTES"), (readers, "BLOCK_ROWS"), (places, "BLOCK_ROWS")):
+        monkeypatch.setattr(module, name, 20)
+    rows = [pair(p, "" if n % 11 == 0 else "Yes.") for n, p in enumerate(PROMPTS + PROMPTS[:5])]
+    write("more.jsonl", *(pair(f"{p} Really?") for p in PROMPTS), "{")
+    source = [
+        {"path": save(rows, kind), "weight": 1.5, "rows": 250},
+        {"path": "more.jsonl", "weight": 0.5},
     ]
+    results = []
+    for threads in (1, 2):
+        results.append(
+            (*prepare(source, split=SHARES, threads=threads, max_rejects=0.5), rejects())
+        )
+    assert results[0] == results[1]
+    assert len(results[0][2]) > 20

@@ -5,8 +5,15 @@ import sys
 import pytest
 
 from finetune.cli import UserError
-from finetune.config import Model
-from finetune.sources import is_local, locate_model, model_inputs
+from finetune.config import Dataset, Model
+from finetune.sources import (
+    data_files,
+    data_inputs,
+    file_kind,
+    is_local,
+    locate_model,
+    model_inputs,
+)
 
 
 @pytest.fixture
@@ -39,6 +46,10 @@ def here(tmp_path, monkeypatch):
         ("data/absent.csv", True),
         ("data/absent.parquet", True),
         ("models/absent.gguf", True),
+        ("data/absent.jsonl.gz", True),
+        ("data/absent.TSV", True),
+        ("data/*.jsonl", True),
+        ("data/part-*", True),
         # paths that are there
         ("model", True),
         ("org/name", True),
@@ -172,3 +183,89 @@ def test_a_chat_template_of_ones_own_is_an_input_and_hidden_files_are_none(here)
     model = Model(source="model", chat_template="mine.jinja")
     assert model_inputs(model) == ["mine.jinja", "model/config.json", "model/notes.txt"]
     assert model_inputs(Model(source="org/absent", chat_template="plain")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.jsonl", "jsonl"),
+        ("a.ndjson", "jsonl"),
+        ("a.JSON", "json"),
+        ("a.csv.gz", "csv"),
+        ("a.TSV.GZ", "tsv"),
+        ("a.v1.2.parquet", "parquet"),
+        ("a.txt", "txt"),
+        ("a.md", None),
+        ("a.gz", None),
+        ("a.csv.zip", None),
+        ("a.tar.gz", None),
+        ("csv", None),
+        (".csv", None),
+    ],
+)
+def test_kind_of_a_file(name, kind) -> None:
+    from pathlib import Path
+
+    assert file_kind(Path("x.csv") / name) == kind
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A folder with data and other things in it, one saved by `datasets`, and links."""
+    from datasets import Dataset as Rows
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("b.jsonl", "a.csv.gz", "README.md", ".hidden.csv", "sub/c.tsv", ".git/d.csv"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).touch()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/e.csv").touch()
+    (tmp_path / "data/link.csv").symlink_to(tmp_path / "elsewhere/e.csv")
+    (tmp_path / "data/linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "data/broken.csv").symlink_to(tmp_path / "nowhere.csv")
+    (tmp_path / "linked").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only/README.md").touch()
+    (tmp_path / "odd[1].csv").touch()
+    (tmp_path / "folder.csv").mkdir()
+    (tmp_path / "folder.csv/f.csv").touch()
+    Rows.from_dict({"text": ["a"]}).save_to_disk("saved")
+    (tmp_path / "saved/cache-0123.arrow").touch()
+    return tmp_path
+
+
+FOLDER = [
+    *("data/a.csv.gz", "data/b.jsonl", "data/link.csv"),
+    *("data/linked/e.csv", "data/sub/c.tsv"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "files"),
+    [
+        ("data", FOLDER),
+        ("data/", FOLDER),
+        ("linked", ["linked/e.csv"]),
+        ("folder.csv", ["folder.csv/f.csv"]),
+        ("data/*.csv*", ["data/a.csv.gz", "data/link.csv"]),
+        ("data/**/*.tsv", ["data/sub/c.tsv"]),
+        ("data/?.jsonl", ["data/b.jsonl"]),
+        ("data/*", ["data/README.md", "data/a.csv.gz", "data/b.jsonl", "data/link.csv"]),
+        ("odd[1].csv", ["odd[1].csv"]),
+        (
+            "saved",
+            ["saved/data-00000-of-00001.arrow", "saved/dataset_info.json", "saved/state.json"],
+        ),
+        # what is not there is left for others to complain about
+        ("data/*.parquet", ["data/*.parquet"]),
+        ("absent.csv", ["absent.csv"]),
+        ("only", ["only"]),
+    ],
+)
+def test_files_behind_a_path(path, files, data) -> None:
+    assert data_files(path) == files
+
+
+def test_files_whose_change_prepares_again(data) -> None:
+    source = ["odd[1].csv", {"path": "data/*.jsonl", "rows": 3}, "org/name", "linked"]
+    assert data_inputs(Dataset(source=source)) == ["odd[1].csv", "data/b.jsonl", "linked/e.csv"]

@@ -12,13 +12,23 @@ RAW = {
     "defaults": {"model": "small", "dataset": "news"},
     "runs": {"a": {"method": "qlora"}},
 }
-PLAN = {"model", "dataset", "method", "launch", "gpus", "gpu_memory_gb", "batch", "optimizer"} | {
+PLAN = {
+    "model",
+    "dataset",
+    "task",
+    "checks",
+    "method",
+    "launch",
+    "gpus",
+    "gpu_memory_gb",
+    "batch",
+    "optimizer",
+} | {
     "epochs",
     "steps",
     "gradient_checkpointing",
 }
-TRAIN = (PLAN - {"gpus", "gpu_memory_gb"}) | {
-    "task",
+TRAIN = (PLAN - {"gpus", "gpu_memory_gb", "checks"}) | {
     "schedule",
     "log_every",
     "validate_every",
@@ -27,6 +37,10 @@ TRAIN = (PLAN - {"gpus", "gpu_memory_gb"}) | {
     "trust_remote_code",
 }
 QLORA = {"lora", "quantization"}
+TOKENIZE = {"system_prompt", "train_on", "max_length", "truncate", "packing"} | {
+    "trust_remote_code",
+    "template_options",
+}
 
 
 def config_with(method: str = "qlora", changes: dict | None = None) -> Config:
@@ -40,7 +54,7 @@ def all_settings(config: Config) -> dict[str, dict]:
         "fetch": stages.fetch_settings(model),
         "prepare": stages.prepare_settings(dataset),
         "tokenize": stages.tokenize_settings(dataset, model),
-        "plan": stages.plan_settings(run),
+        "plan": stages.plan_settings(run, dataset),
         "train": stages.train_settings(run, model),
         "merge": stages.merge_settings(run, model),
         "evaluate": stages.evaluate_settings(dataset, model),
@@ -58,9 +72,9 @@ def all_settings(config: Config) -> dict[str, dict]:
         (
             "qlora",
             "prepare",
-            {"source", "subset", "revision", "format", "columns", "split", "max_rejects"},
+            {"source", "format", "columns", "sample_by", "split", "max_rejects"},
         ),
-        ("qlora", "tokenize", {"system_prompt", "max_length", "trust_remote_code"}),
+        ("qlora", "tokenize", TOKENIZE),
         (
             "qlora",
             "evaluate",
@@ -71,6 +85,7 @@ def all_settings(config: Config) -> dict[str, dict]:
                 "rows",
                 "system_prompt",
                 "trust_remote_code",
+                "template_options",
             },
         ),
         ("qlora", "plan", PLAN | QLORA),
@@ -79,9 +94,9 @@ def all_settings(config: Config) -> dict[str, dict]:
         ("qlora", "train", TRAIN | QLORA),
         ("lora", "train", TRAIN | {"lora"}),
         ("full", "train", TRAIN),
-        ("qlora", "merge", {"method", "merge", "quantization", "trust_remote_code"}),
-        ("lora", "merge", {"method", "merge", "trust_remote_code"}),
-        ("full", "merge", {"method", "trust_remote_code"}),
+        ("qlora", "merge", {"task", "method", "merge", "quantization", "trust_remote_code"}),
+        ("lora", "merge", {"task", "method", "merge", "trust_remote_code"}),
+        ("full", "merge", {"task", "method", "trust_remote_code"}),
     ],
 )
 def test_keys_of_a_stage(method, stage, keys) -> None:
@@ -112,17 +127,23 @@ CHANGES = [
     (MODEL, {"revision": "v2"}, {"fetch"}),
     (MODEL, {"chat_template": "chatml"}, {"fetch"}),
     (MODEL, {"pad_token": "<pad>"}, {"fetch"}),
+    (MODEL, {"template_options": {"x": 1}}, {"tokenize", "evaluate"}),
     (MODEL, {"trust_remote_code": True}, CODE),
     # data
     (DATASET, {"source": ["a.csv", "b.csv"]}, {"prepare"}),
-    (DATASET, {"subset": "en"}, {"prepare"}),
-    (DATASET, {"revision": "v2"}, {"prepare"}),
+    (DATASET, {"source": {"path": "news.jsonl"}}, set()),  # the same, written otherwise
+    (DATASET, {"source": {"path": "news.jsonl", "rows": 9}}, {"prepare"}),
+    (DATASET, {"sample_by": "line"}, {"prepare"}),
     (DATASET, {"format": "messages"}, {"prepare"}),
     (DATASET, {"columns": {"prompt": "q"}}, {"prepare"}),
     (DATASET, {"split": {"seed": 7}}, {"prepare"}),
     (DATASET, {"split": {"group": "user"}}, {"prepare"}),
     (DATASET, {"max_rejects": 0.5}, {"prepare"}),
     (DATASET, {"max_length": 99}, {"tokenize"}),
+    (DATASET, {"truncate": "end"}, {"tokenize"}),
+    (DATASET, {"packing": True}, {"tokenize"}),
+    (DATASET, {"train_on": "all"}, {"tokenize"}),
+    (DATASET, {"checks": {"max_dropped": 0.5}}, {"plan"}),
     (DATASET, {"system_prompt": "Be brief."}, {"tokenize", "evaluate"}),
     # training
     (RUN, {"model": "big"}, {"fetch", "plan", "train"}),

@@ -76,7 +76,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     [
         ("make_intents", None, 1),
         ("fetch_model", None, 1),
-        ("prepare_data", None, 1),
+        ("prepare_data", None, 8),
         ("tokenize_data", None, 8),
         ("plan_run", None, 1),
         ("train", 2, 8),

@@ -54,10 +54,23 @@ def test_wrong_file_stops_before_a_gpu_is_asked_for(tiny_model: Path, tmp_path: 
     (project / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
     assert done.returncode == 1
-    expected = "rows.jsonl has the columns: question, answer. Needed: `messages`, or `prompt`"
+    expected = "rows.jsonl has the columns: question, answer. Needed: `messages`, or `conv"
     assert f"ERROR prepare_data: {expected}" in done.stdout
     assert "columns: {prompt: question, completion: answer}" in done.stdout
     assert "Training" not in done.stdout
+
+
+def test_too_many_rejects_are_kept_to_be_read(tiny_model: Path, tmp_path: Path) -> None:
+    project = make_project(tmp_path, tiny_model)
+    with open(project / "rows.jsonl", "a") as file:
+        file.write('{"prompt": ""}\n')
+    done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 1
+    text = "1 x prompt is empty (e.g. rows.jsonl:41). Mend them, or raise max_rejects"
+    assert text in done.stdout
+    [folder] = (project / "results/data").iterdir()
+    line = '{"source": "rows.jsonl", "line": 41, "reason": "prompt is empty"}\n'
+    assert (folder / "rejects.jsonl").read_text() == line
 
 
 @pytest.fixture

@@ -8,11 +8,10 @@ source, overlap of test and train, digests of local files and commits of hub dat
 from __future__ import annotations
 
 import argparse
-import functools
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TextIO
 
@@ -32,7 +31,7 @@ from finetune.tally import Tally
 
 ROWS_PER_GROUP = 10_000
 LOOKED_AT = 100
-"""Rows from which the format of a place is told."""
+"""Rows from which the format of a place is told; ten times as many, if some are broken."""
 
 
 def main() -> None:
@@ -77,7 +76,8 @@ class SplitWriter:
             self.flush()
 
     def flush(self) -> None:
-        self.file.write_table(pa.Table.from_batches(self.batches, SCHEMA))
+        if self.batches:
+            self.file.write_table(pa.Table.from_batches(self.batches, SCHEMA))
         self.batches = []
 
 
@@ -89,30 +89,39 @@ class Preparation:
     ) -> None:
         self.settings, self.tally, self.writers, self.rejects = settings, tally, writers, rejects
         self.seen: set[bytes] = set()
-        self.taken: Counter[int] = Counter()
-        """Usable rows by entry of `source`, for the limits of these."""
+        self.taken: Counter[tuple] = Counter()
+        """Usable rows by `limited_by`."""
         self.formats: dict[str, str] = {}
 
     def read(self, places: list[Place], threads: int) -> None:
+        under_way: deque[Place] = deque()
+        for done in in_order(prepare_block, self.tasks(places, under_way), threads):
+            self.take(under_way.popleft(), done)
+
+    def tasks(self, places: list[Place], under_way: deque[Place]) -> Iterator[tuple[Block, Recipe]]:
+        """What is to be done, place by place; `under_way` gets the place of each."""
         given = {place.into for place in places}
         for place in places:
-            if (first := next(place.blocks, None)) is None:
-                continue  # an empty file
-            recipe = self.recipe(place, first, given)
-            work = functools.partial(prepare_block, recipe=recipe)
-            for done in in_order(work, chain([first], place.blocks), threads):
-                self.take(place, done)
+            self.tally.sources[place.name].update(rows=0)  # a source without rows is listed too
+            if self.room(place) == 0:
+                continue
+            looked_at, rows = look(place.blocks)
+            recipe = self.recipe(place, looked_at, rows, given)
+            for block in chain(looked_at, place.blocks):
                 if self.room(place) == 0:
                     break
+                under_way.append(place)
+                yield block, recipe
 
-    def recipe(self, place: Place, first: Block, given: set[str | None]) -> Recipe:
+    def recipe(
+        self, place: Place, looked_at: list[Block], rows: list[dict], given: set[str | None]
+    ) -> Recipe:
         """How to read a place. Where a source brings a split, no other row goes there."""
-        settings = self.settings
-        rows = list(islice((r for _, r in first.rows() if isinstance(r, dict)), LOOKED_AT))
-        found = settings["format"] or (
-            find_format(rows, first.place, settings["columns"]) if rows else "messages"
-        )
-        self.formats[found] = first.place
+        settings, found = self.settings, self.settings["format"] or "messages"
+        if rows:
+            name = looked_at[0].place
+            found = find_format(rows, name, settings["columns"], settings["format"])
+            self.formats[found] = name
         if "text-label" in self.formats and len(self.formats) > 1:
             listed = "; ".join(f"{place}: {name}" for name, place in self.formats.items())
             raise UserError(f"labelled rows and others make no data set together: {listed}")
@@ -120,19 +129,27 @@ class Preparation:
         return Recipe(found, settings["columns"], settings["split"] | shares, place.into)
 
     def room(self, place: Place) -> float:
-        """How many rows may still come from the entry of `source` that a place belongs to."""
+        """How many rows may still be taken under the limit that a place has."""
         limit = place.source["rows"]
-        return float("inf") if limit is None else limit - self.taken[id(place.source)]
+        return float("inf") if limit is None else limit - self.taken[limited_by(place)]
 
     def take(self, place: Place, done: Prepared) -> None:
-        """Count a block, and write what is new in it."""
-        counts = self.tally.sources[place.name]
-        for reject in done.rejects:
+        """Count a block, and write what is new in it. What comes after the limit of its source is
+        not even looked at, however large blocks are."""
+        if (room := self.room(place)) == 0:
+            return
+        usable = int(min(len(done.contents), room))
+        end = done.lines[usable - 1] if usable == room else float("inf")
+        for reject in (reject for reject in done.rejects if reject.line < end):
             self.rejects.write(reject.as_json() + "\n")
             self.tally.reject(place.name, reject)
-        usable = int(min(len(done.contents), self.room(place)))
-        self.taken[id(place.source)] += usable
-        counts["rows"] += usable
+        self.taken[limited_by(place)] += usable
+        self.tally.sources[place.name]["rows"] += usable
+        self.write(done, self.chosen(place, done, usable))
+
+    def chosen(self, place: Place, done: Prepared, usable: int) -> dict[str, list[int]]:
+        """By split, the rows that are new, as often as their source's weight says."""
+        counts = self.tally.sources[place.name]
         chosen: dict[str, list[int]] = {split: [] for split in SPLITS}
         for index in range(usable):
             content, split = done.contents[index], done.splits[index]
@@ -143,13 +160,31 @@ class Preparation:
             times = copies(content, place.source["weight"]) if split == "train" else 1
             counts["weighed_out"] += times == 0
             chosen[split] += [index] * times
-        self.write(done, chosen)
+        return chosen
 
     def write(self, done: Prepared, chosen: dict[str, list[int]]) -> None:
         for split, indices in chosen.items():
             if indices:
                 self.writers[split].add(done.rows.take(pa.array(indices)))
                 self.tally.write(split, [done.prompts[index] for index in indices])
+
+
+def limited_by(place: Place) -> tuple:
+    """`rows` of a source holds for all its files together, and for each split that it brings."""
+    return id(place.source), place.into
+
+
+def look(blocks: Iterator[Block]) -> tuple[list[Block], list[dict]]:
+    """The first blocks, and the first rows in them that can be read."""
+    looked_at, rows, seen = [], [], 0
+    for block in blocks:
+        looked_at.append(block)
+        for _, row in block.rows():
+            seen += 1
+            rows += [row] if isinstance(row, dict) else []
+            if len(rows) == LOOKED_AT or seen == 10 * LOOKED_AT:
+                return looked_at, rows
+    return looked_at, rows
 
 
 def digests(sources: list[dict]) -> dict[str, str]:
@@ -160,7 +195,8 @@ def digests(sources: list[dict]) -> dict[str, str]:
 
 def commits(places: Iterable[Place]) -> dict[str, str]:
     """Of the hub datasets."""
-    return {place.source["path"]: place.commit for place in places if place.commit}
+    found = ((place.source["path"], place.source["revision"], place.commit) for place in places)
+    return {f"{path}@{revision}" if revision else path: c for path, revision, c in found if c}
 
 
 def summary(tally: Tally) -> str:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from finetune.config import Config, Source, complete_run
-from finetune.sources import is_local, is_saved
+from finetune.sources import file_kind, is_local, is_saved
 from finetune.stages import METHOD_SECTIONS
 
 Location = tuple[Any, ...]
@@ -29,6 +29,7 @@ def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
     try:
         config = Config.model_validate(with_complete_runs(raw))
         faults = [*dangling_names(config), *idle_sections(raw, config), *untested(config)]
+        faults += idle_source_keys(raw, config)
     except ValidationError as error:
         config, faults = None, list(readable(error, raw))
     trees = [(path, yaml.compose(Path(path).read_text("utf-8"))) for path in map(str, files)]
@@ -76,6 +77,19 @@ def untested(config: Config) -> Iterable[tuple[Location, str]]:
             yield ("datasets", name, "split", "test"), "every model is evaluated; give it a share"
 
 
+def idle_source_keys(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:
+    """What only datasets of the hub have (and split: saved ones), written for files."""
+    for name, dataset in config.datasets.items():
+        for index, source in enumerate(dataset.source):
+            path = source.path
+            files = file_kind(Path(path)) or (Path(path).exists() and not is_saved(path))
+            idle = ["subset", "revision"] if is_local(path) else []
+            for key in [*idle, "split"] if idle and files else idle:
+                if getattr(source, key) is not None:
+                    loc = written_place(("datasets", name, "source", index, key), raw)
+                    yield loc, f"{path} has none; remove it"
+
+
 def may_bring_a_test_split(source: Source) -> bool:
     if source.into is not None:
         return source.into == "test"
@@ -84,6 +98,8 @@ def may_bring_a_test_split(source: Source) -> bool:
 
 def written_twice(node: Any, loc: Location = ()) -> Iterable[tuple[Location, str]]:
     """Keys that a section holds twice: YAML drops the first one without a word."""
+    for index, entry in enumerate(node.value if isinstance(node, yaml.SequenceNode) else []):
+        yield from written_twice(entry, (*loc, index))
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     seen: set[str] = set()
     for key, value in pairs:
@@ -127,8 +143,11 @@ NO_KEYS = ("[key]", "literal['all-linear']", "list[str]")
 
 
 def written_place(loc: Location, raw: dict) -> Location:
-    """A fault in a merged run may stem from `defaults`: point there."""
+    """A fault in a merged run may stem from `defaults`: point there. One `source` may be written
+    without a list."""
     loc = tuple(part for part in loc if part not in NO_KEYS)
+    if loc[2:3] == ("source",) and not has(raw, loc[:4]):
+        loc = (*loc[:3], *loc[4:])
     if len(loc) > 2 and loc[0] == "runs" and not has(raw, loc) and has(raw, ("defaults", *loc[2:])):
         return ("defaults", *loc[2:])
     return loc
@@ -149,8 +168,8 @@ def known_keys(loc: Location) -> list[str]:
     for part in parts:
         annotation = section.model_fields[part].annotation
         section = section_class(annotation)
-        if get_origin(annotation) is dict:
-            next(parts, None)  # the name of a model, dataset or run
+        if get_origin(annotation) in (dict, list):
+            next(parts, None)  # the name of a model, dataset or run, or a place in a list
     return [field.alias or name for name, field in section.model_fields.items()]
 
 
@@ -183,9 +202,16 @@ def deepest(node: Any, loc: Location) -> tuple[int, int]:
     """How many parts of `loc` a YAML tree holds, and the 1-based line of the last one."""
     depth, line = 0, 0
     for part in loc:
-        pairs = node.value if isinstance(node, yaml.MappingNode) else []
-        pair = next(((k, v) for k, v in reversed(pairs) if k.value == str(part)), None)
-        if pair is None:
+        if (pair := child(node, part)) is None:
             break
         depth, line, node = depth + 1, pair[0].start_mark.line + 1, pair[1]
     return depth, line
+
+
+def child(node: Any, part: Any) -> tuple[Any, Any] | None:
+    """Where a part of a section or list is written, and what it holds."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((k, v) for k, v in reversed(node.value) if k.value == str(part)), None)
+    if isinstance(node, yaml.SequenceNode) and part in range(len(node.value)):
+        return node.value[part], node.value[part]
+    return None

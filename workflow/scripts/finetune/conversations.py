@@ -11,13 +11,13 @@ from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
-from finetune.readers import RowError, load_json
-from finetune.values import listed, text, without_nulls
+from finetune.json_text import RowError, load_json
+from finetune.values import listed, text
 
 Turn = dict[str, Any]
 
 ROLES = {
-    "system": ("system",),
+    "system": ("system", "developer"),
     "user": ("user", "human"),
     "assistant": ("assistant", "gpt", "chatgpt", "model", "bot", "function_call"),
     "tool": ("tool", "observation", "function_response", "function", "ipython"),
@@ -42,7 +42,7 @@ def listed_turns(value: Any, name: str) -> list[Turn]:
 def to_turn(entry: Any) -> Turn:
     if not isinstance(entry, dict):
         raise RowError("a turn is no object with role and content")
-    entry = without_nulls(entry)
+    entry = {key: value for key, value in entry.items() if value is not None}
     named = entry.get("role", entry.get("from"))
     if (role := ROLE_OF.get(named) if isinstance(named, str) else None) is None:
         raise RowError("a turn needs a role: system, user, assistant or tool")
@@ -54,10 +54,10 @@ def to_turn(entry: Any) -> Turn:
 
 def turn(role: str, content: Any, train: bool = True, extra: dict | None = None) -> Turn:
     if role == "tool" or (extra and "tool_calls" in extra):  # these may say nothing
-        content = text(content or "", f"{role} content", empty=True)
+        content = text("" if content is None else content, f"{role} content", empty=True)
     else:
         content = text(content, f"{role} content")
-    return {"role": role, "content": content, "train": train, "extra": as_json(extra or None)}
+    return {"role": role, "content": content, "train": train, "extra": as_json(extra, "a turn")}
 
 
 def passed_on(entry: dict) -> dict[str, Any]:
@@ -73,18 +73,24 @@ def passed_on(entry: dict) -> dict[str, Any]:
     return extra
 
 
-def as_json(value: Any) -> str | None:
-    if value is None:
+def as_json(value: Any, name: str) -> str | None:
+    """None for nothing. Keys are sorted: their order is no difference between two rows."""
+    if not value:
         return None
-    return text(json.dumps(value, ensure_ascii=False, sort_keys=True), "a turn")
+    try:
+        written = json.dumps(value, ensure_ascii=False, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise RowError(f"{name} holds NaN or Infinity, which is no JSON") from None
+    except TypeError:  # a date in a Parquet file
+        raise RowError(f"{name} holds values that JSON has not") from None
+    return text(written, name)
 
 
 def joined(content: Any, role: str) -> Any:
     """The text of content that is a list of parts."""
     if not isinstance(content, list):
         return content
-    kinds = {part.get("type") if isinstance(part, dict) else None for part in content}
-    if kinds != {"text"}:
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         raise RowError(f"{role} content has parts that are not text; only text can be trained on")
     return "".join(text(part.get("text"), f"{role} content", empty=True) for part in content)
 
@@ -110,32 +116,43 @@ def tool_call(call: Any) -> dict:
     function = call.get("function", call) if isinstance(call, dict) else {}
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError("a tool call has no function name")
-    arguments = function.get("arguments", {})
+    arguments = function.get("arguments")
+    if arguments is None or arguments == "":
+        arguments = {}
     if isinstance(arguments, str):
         try:
-            arguments = load_json(arguments or "{}")
+            arguments = load_json(arguments)
         except RowError as error:
             raise RowError(f"the arguments of a tool call: {error}") from None
-    same = {"id": call["id"]} if "id" in call else {}
-    return {**same, "type": "function", "function": {**function, "arguments": arguments}}
+    if not isinstance(arguments, dict):
+        raise RowError("the arguments of a tool call are no object")
+    same = {} if call.get("id") is None else {"id": call["id"]}
+    called = {"name": function["name"], "arguments": arguments}
+    return {**same, "type": "function", "function": called}
 
 
 def tool_list(value: Any) -> str | None:
     """The JSON of the tools that a conversation may call, each as {type, function}."""
     if value is None or value in ("", "[]", []):
         return None
-    tools = [t for t in without_nulls(listed(value, "tools")) if isinstance(t, dict)]
-    wrapped = [t if "function" in t else {"type": "function", "function": t} for t in tools]
-    if not all(isinstance(t["function"], dict) and "name" in t["function"] for t in wrapped):
+    tools = [to_tool(tool) for tool in listed(value, "tools")]
+    return as_json(tools, "tools")
+
+
+def to_tool(tool: Any) -> dict:
+    wrapped = isinstance(tool, dict) and "function" in tool
+    function = tool["function"] if wrapped else tool
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise RowError("a tool has no name")
-    return as_json(wrapped)
+    return tool if wrapped else {"type": "function", "function": tool}
 
 
 def alpaca_turns(get: Callable[[str], Any]) -> list[Turn]:
     """Instruction and, below an empty line, its input; earlier rounds from `history`."""
     prompt = text(get("instruction"), "instruction")
-    if get("input"):
-        prompt += "\n\n" + text(get("input"), "input", empty=True)
+    given = text("" if get("input") is None else get("input"), "input", empty=True)
+    if given.strip():
+        prompt += f"\n\n{given}"
     rounds = listed(get("history"), "history") if get("history") else []
     if not all(isinstance(r, (list, tuple)) and len(r) == 2 for r in rounds):
         raise RowError("history is not a list of [question, answer]")
@@ -151,7 +168,8 @@ def pair_turns(get: Callable[[str], Any]) -> list[Turn]:
     """Prompt and completion, as texts or as lists of turns. Only the completion is trained on."""
     prompt, completion = get("prompt"), get("completion")
     if isinstance(prompt, list) or isinstance(completion, list):
-        before = [t | {"train": False} for t in listed_turns(prompt, "prompt")]
+        turns = listed_turns(prompt, "prompt")
+        before = [t | {"train": t["train"] and t["role"] != "assistant"} for t in turns]
         return before + listed_turns(completion, "completion")
     return [turn("user", text(prompt, "prompt")), turn("assistant", text(completion, "completion"))]
 
@@ -169,8 +187,8 @@ def check_turns(turns: list[Turn]) -> None:
     before = None
     for one in turns:
         if before not in MAY_FOLLOW[one["role"]]:
-            after = f"after a {before} turn" if before else "as the first turn"
-            raise RowError(f"turns out of order: {one['role']} {after}")
+            place = f"after {before}" if before else "comes first"
+            raise RowError(f"turns out of order: {one['role']} {place}")
         before = one["role"]
     if before != "assistant":
         raise RowError(f"the last turn is the {before}'s; it has to be the assistant's")

@@ -40,16 +40,20 @@ Get = Callable[[str], Any]
 """The cell of a row by our name of its column; None where the row has none."""
 
 
-def find_format(rows: Iterable[dict], place: str, columns: dict[str, str]) -> str:
-    """The format that most of the first rows have. `columns` maps our names to the user's."""
+def find_format(
+    rows: Iterable[dict], place: str, columns: dict[str, str], said: str | None = None
+) -> str:
+    """The format that most of the first rows have, or the one `said` if any row has its columns.
+    `columns` maps our names to the user's."""
     votes: Counter[str] = Counter()
     found: dict[str, None] = {}
     for row in rows:
-        votes.update(fitting(row, columns))
+        votes.update([said] if said and has_needs(row, said, columns) else [])
+        votes.update([] if said else fitting(row, columns))
         found |= dict.fromkeys(row)
     best = [name for name in NEEDS if votes[name] == max(votes.values(), default=0)]
     if not votes:
-        raise UserError(no_format(place, list(found), columns))
+        raise UserError(no_format(place, list(found), columns, [said] if said else list(NEEDS)))
     if len(best) > 1:
         lines = " or ".join(f"`format: {name}`" for name in best)
         raise UserError(
@@ -61,14 +65,18 @@ def find_format(rows: Iterable[dict], place: str, columns: dict[str, str]) -> st
 
 def fitting(row: dict, columns: dict[str, str]) -> list[str]:
     """The formats whose columns a row has. A label makes text a text-label row."""
-    names = [n for n, needs in NEEDS.items() if all(columns.get(c, c) in row for c in needs)]
+    names = [name for name in NEEDS if has_needs(row, name, columns)]
     return [n for n in names if not (n == "text" and "text-label" in names)]
 
 
-def no_format(place: str, found: list[str], columns: dict[str, str]) -> str:
+def has_needs(row: dict, format: str, columns: dict[str, str]) -> bool:
+    return all(columns.get(name, name) in row for name in NEEDS[format])
+
+
+def no_format(place: str, found: list[str], columns: dict[str, str], formats: list[str]) -> str:
     """What was found, what is needed, and the line to write if the names are well known."""
-    wanted = (" and ".join(f"`{columns.get(c, c)}`" for c in needs) for needs in NEEDS.values())
-    line = next(filter(None, (mapping(needs, found) for needs in NEEDS.values())), None)
+    wanted = (" and ".join(f"`{columns.get(c, c)}`" for c in NEEDS[name]) for name in formats)
+    line = next(filter(None, (mapping(NEEDS[name], found) for name in formats)), None)
     line = line or "columns: {prompt: your question column, completion: your answer column}"
     return (
         f"{place} has the columns: {', '.join(found) or 'none'}. Needed: {', or '.join(wanted)}. "

@@ -6,8 +6,11 @@ import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
+
+from finetune.cli import UserError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -47,6 +50,11 @@ def windowed(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise UserError(
+            "a worker process died, most likely for want of memory (else the log says why). Give "
+            "the job more (mem_mb) or fewer threads."
+        ) from None
     finally:  # the reader may have had enough
         for future in waiting:
             future.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import pyarrow as pa
 from finetune.cli import UserError, say
 from finetune.hub import hub_errors
 from finetune.readers import BLOCK_ROWS, Block, read_blocks
-from finetune.sources import data_files, is_local, is_saved
+from finetune.sources import data_files, file_kind, is_local, is_saved
 from finetune.splits import SPLITS
+from finetune.utf8 import is_utf8
 
 if TYPE_CHECKING:
     import datasets
@@ -39,23 +41,42 @@ class Place:
 
 def open_places(sources: list[dict], sample_by: str) -> list[Place]:
     """All places, those of held-out rows first: a row that stands in train too is then left out
-    of train."""
+    of train, and one that stands in both of them stays in test."""
     places = [place for source in sources for place in open_source(source, sample_by)]
-    return sorted(places, key=lambda place: place.into not in SPLITS[1:])
+    order = {"test": 0, "validation": 1}
+    return sorted(places, key=lambda place: order.get(place.into, 2))
 
 
 def open_source(source: dict, sample_by: str) -> Iterator[Place]:
-    path = source["path"]
-    name = f"{path}/{source['split']}" if source["split"] else path
+    path, subset = source["path"], source["subset"]
+    name = joined(path, subset, source["split"])
     if is_local(path) and not is_saved(path):
-        for file in data_files(path):
+        for file in checked(data_files(path), path):
             yield Place(source, name, read_blocks(Path(file), sample_by), source["into"])
         return
     loaded = load_saved(path) if is_local(path) else load_hub(source)
     for split, rows in chosen_splits(loaded, source).items():
         given = split if split in SPLITS[1:] else None
-        blocks = table_blocks(rows, f"{path}/{split}" if split else path)
+        blocks = table_blocks(rows, joined(path, subset, split))
         yield Place(source, name, blocks, source["into"] or given, commit_of(rows))
+
+
+def joined(*parts: str | None) -> str:
+    return "/".join(filter(None, parts))
+
+
+def checked(files: list[str], path: str) -> list[str]:
+    """Refuse what would be read by mistake, or could not be written down."""
+    kinds = {file_kind(Path(file)) for file in files}
+    if Path(path).is_dir() and "txt" in kinds and len(kinds) > 1:
+        raise UserError(
+            f"{path} holds .txt files among others. A README would be trained on: name the files, "
+            f"e.g. `source: {path.rstrip('/')}/*.{min(kinds - {'txt'})}`"
+        )
+    for file in files:
+        if not is_utf8(os.fsencode(file)):
+            raise UserError(f"the file name {file!a} is not UTF-8; rename the file")
+    return files
 
 
 def load_saved(path: str) -> dict[str, datasets.Dataset]:
@@ -70,13 +91,16 @@ def load_hub(source: dict) -> dict[str, datasets.Dataset]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
-    with hub_errors("dataset", source["path"], source["revision"]):
-        try:
-            return load_dataset(source["path"], source["subset"], revision=source["revision"])
-        except DatasetNotFoundError as error:
-            raise UserError(
-                f"the hub has no dataset {source['path']!r} that you may read: {error}"
-            ) from None
+    path, subset = source["path"], source["subset"]
+    try:
+        with hub_errors("dataset", path, source["revision"]):
+            return load_dataset(path, subset, revision=source["revision"])
+    except DatasetNotFoundError as error:
+        raise UserError(f"the hub has no dataset {path!r} that you may read: {error}") from None
+    except UserError:
+        raise
+    except ValueError as error:  # no such configuration, or one has to be named
+        raise UserError(f"{path} with subset {subset!r}: {error}") from None
 
 
 def chosen_splits(loaded: dict[str, datasets.Dataset], source: dict) -> dict:
@@ -84,7 +108,7 @@ def chosen_splits(loaded: dict[str, datasets.Dataset], source: dict) -> dict:
     path, wanted, known = source["path"], source["split"], ", ".join(loaded)
     if wanted is not None:
         if wanted not in loaded:
-            raise UserError(f"{path} has no split {wanted!r}, only: {known}")
+            raise UserError(f"{path} has no split {wanted!r}, only: {known or 'rows without one'}")
         return {wanted: loaded[wanted]}
     if set(loaded) == {""}:
         return loaded

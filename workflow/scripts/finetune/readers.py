@@ -11,8 +11,9 @@ import codecs
 import csv
 import gzip
 import io
-import json
+import shutil
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -24,25 +25,13 @@ from typing import IO, Any
 import pyarrow as pa
 
 from finetune.cli import UserError
+from finetune.json_text import BrokenFileError, Row, RowError, json_rows, load_json
 from finetune.sources import FILE_KINDS, file_kind
+from finetune.utf8 import is_utf8, name_encoding, not_utf8, not_utf8_lines, refuse_wide
 
 BLOCK_BYTES = 1_000_000
 BLOCK_ROWS = 2_000
-WIDE = {
-    codecs.BOM_UTF32_LE: "utf-32",
-    codecs.BOM_UTF32_BE: "utf-32",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""Byte order marks. UTF-32 comes first: one of its marks starts with one of UTF-16's."""
-COMMON = ("cp1252", "cp1251", "koi8_r", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr")
-
-
-class RowError(ValueError):
-    """Why one row cannot be used."""
-
-
-Row = dict | RowError
+BLANK = codecs.BOM_UTF8 + b" \t\r\n\v\f"
 
 
 @dataclass(frozen=True)
@@ -61,11 +50,10 @@ class Block:
         if isinstance(self.content, list):
             yield from self.content
         elif isinstance(self.content, bytes):
-            for number, line in enumerate(self.content.split(b"\n"), self.start):
-                if line.strip():
-                    yield number, parse_line(line)
+            yield from line_rows(self.content, self.start)
         else:
-            yield from enumerate(self.content.to_pylist(), self.start)
+            for number, row in enumerate(self.content.to_pylist(), self.start):
+                yield number, {name: without_nulls(value) for name, value in row.items()}
 
 
 def read_blocks(path: Path, sample_by: str) -> Iterator[Block]:
@@ -75,15 +63,18 @@ def read_blocks(path: Path, sample_by: str) -> Iterator[Block]:
         raise UserError(f"{path} is no file of rows; known: {', '.join(FILE_KINDS)}, each also .gz")
     with readable(path), open_binary(path) as file:
         if kind == "parquet":
-            yield from parquet_blocks(file, path)
+            with seekable(file, path) as table:
+                yield from parquet_blocks(table, path)
             return
         refuse_wide(file)
         if kind == "jsonl" or (kind == "json" and is_lines(file)):
             yield from line_blocks(file, str(path))
             return
-        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+        # a line break inside a CSV field is the user's; in plain text it is the system's
+        newline = None if kind == "txt" else ""
+        text = io.TextIOWrapper(file, encoding="utf-8-sig", newline=newline)
         if kind == "json":
-            rows = json_rows(text.read())
+            rows = json_rows(text)
         elif kind == "txt":
             rows = text_rows(text, sample_by)
         else:
@@ -96,12 +87,16 @@ def open_binary(path: Path) -> IO[bytes]:
     return gzip.open(path, "rb") if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
-class BrokenFileError(ValueError):
-    """Why a file cannot be read on. `line` says where, if that is known."""
-
-    def __init__(self, text: str, line: int | None = None) -> None:
-        super().__init__(text)
-        self.line = line
+@contextmanager
+def seekable(file: IO[bytes], path: Path) -> Iterator[IO[bytes]]:
+    """Parquet is read back and forth, and each step back in a .gz starts at its beginning."""
+    if path.suffix.lower() != ".gz":
+        yield file
+        return
+    with tempfile.TemporaryFile() as unpacked:
+        shutil.copyfileobj(file, unpacked)
+        unpacked.seek(0)
+        yield unpacked
 
 
 @contextmanager
@@ -114,36 +109,12 @@ def readable(path: Path) -> Iterator[None]:
         raise UserError(f"{place}: {error}") from None
     except UnicodeDecodeError:
         with open_binary(path) as file:
-            name = name_encoding(file.read(BLOCK_BYTES))
-        raise UserError(f"{path}: {not_utf8(name)} {path}") from None
+            line, lines = not_utf8_lines(file)
+        raise UserError(f"{path}:{line}: {not_utf8(name_encoding(lines))} {path}") from None
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path}: not a whole gzip file ({error}); copy it again") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {path} here ({Path.cwd()})") from None
-
-
-def name_encoding(data: bytes) -> str | None:
-    """A likely encoding of text that is not UTF-8."""
-    from charset_normalizer import from_bytes
-
-    for mark, name in WIDE.items():
-        if data.startswith(mark):
-            return name
-    best = from_bytes(data[:20_000], cp_isolation=list(COMMON)).best()
-    return best.encoding if best else None
-
-
-def not_utf8(encoding: str | None) -> str:
-    seems = f" (it looks like {encoding})" if encoding else ""
-    return f"not UTF-8{seems}; convert the file: iconv -f {encoding or 'latin1'} -t utf-8"
-
-
-def refuse_wide(file: IO[bytes]) -> None:
-    """UTF-16 has line breaks of two bytes, so lines could not even be counted."""
-    start = file.read(4)
-    file.seek(0)
-    if name := next((name for mark, name in WIDE.items() if start.startswith(mark)), None):
-        raise BrokenFileError(not_utf8(name))
 
 
 def line_blocks(file: IO[bytes], place: str) -> Iterator[Block]:
@@ -154,69 +125,35 @@ def line_blocks(file: IO[bytes], place: str) -> Iterator[Block]:
         start += chunk.count(b"\n")
 
 
-def parse_line(line: bytes) -> Row:
-    """A line of JSONL."""
+def line_rows(content: bytes, start: int) -> Iterator[tuple[int, Row]]:
+    """Rows of whole lines of JSONL. Where one is not UTF-8, all of them tell the encoding."""
+    lines = content.split(b"\n")
+    encoding = None if is_utf8(content) else name_encoding(not_utf8_lines(lines)[1])
+    for number, line in enumerate(lines, start):
+        if line.strip(BLANK):
+            yield number, parse_line(line, encoding)
+
+
+def parse_line(line: bytes, encoding: str | None = None) -> Row:
+    """A line of JSONL; `encoding` is what it seems to be in if it is not UTF-8."""
     try:
         row = load_json(line.decode("utf-8-sig"))
     except UnicodeDecodeError:
-        return RowError(not_utf8(name_encoding(line)))
+        return RowError(not_utf8(encoding))
     except RowError as error:
         return error
     return row if isinstance(row, dict) else RowError("not a JSON object")
 
 
-def load_json(text: str) -> Any:
-    """Raises RowError for broken JSON, and for what Python will not read (too deep, too long)."""
-    try:
-        return json.loads(text, object_pairs_hook=unique_keys)
-    except RowError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise RowError(f"not JSON: {getattr(error, 'msg', error)}") from None
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict:
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        raise RowError("a key appears twice")
-    return row
-
-
 def is_lines(file: IO[bytes]) -> bool:
-    """Whether a .json file is JSON Lines in truth: its first line is an object by itself."""
-    first = next((line for line in file if line.strip(b"\xef\xbb\xbf \t\r\n")), b"")
+    """Whether a .json file is JSON Lines in truth: its first line looks like a whole object. A
+    list can be one line of gigabytes, so that is not read for this."""
+    start = b""
+    while not start and (part := file.read(BLOCK_BYTES)):
+        start = part.lstrip(BLANK)
+    first = (start + file.readline()).split(b"\n")[0] if start.startswith(b"{") else b""
     file.seek(0)
-    return isinstance(parse_line(first), dict)
-
-
-def json_rows(text: str) -> Iterator[tuple[int, Row]]:
-    """The objects of one JSON list, with the line that each starts on."""
-    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
-    position, line, done = skip(text, 0), 1, 0
-    if text[position : position + 1] != "[":
-        raise BrokenFileError(
-            "not a list of rows; write [{…}, {…}], or one object a line as .jsonl", 1
-        )
-    position = skip(text, position + 1)
-    while text[position : position + 1] != "]":
-        line, done = line + text.count("\n", done, position), position
-        try:
-            row, position = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError) as error:  # a key that appears twice too
-            raise BrokenFileError(f"not JSON: {getattr(error, 'msg', error)}", line) from None
-        yield line, row if isinstance(row, dict) else RowError("not a JSON object")
-        position = skip(text, position)
-        if text[position : position + 1] == ",":
-            position = skip(text, position + 1)
-        elif text[position : position + 1] != "]":
-            raise BrokenFileError("not JSON: no comma or ] after this row", line)
-
-
-def skip(text: str, position: int) -> int:
-    """The next position that is no white space."""
-    while text[position : position + 1] in (" ", "\t", "\r", "\n"):
-        position += 1
-    return position
+    return first.rstrip(BLANK).endswith(b"}")
 
 
 def csv_rows(file: IO[str], delimiter: str) -> Iterator[tuple[int, Row]]:
@@ -226,8 +163,7 @@ def csv_rows(file: IO[str], delimiter: str) -> Iterator[tuple[int, Row]]:
     line = 1
     try:
         header = next(filter(None, reader), [])
-        if len(set(header)) < len(header):
-            raise BrokenFileError(f"a column appears twice in the header: {', '.join(header)}")
+        check_names(header)
         line = reader.line_num + 1
         for fields in reader:
             if len(fields) == len(header):
@@ -245,16 +181,18 @@ def text_rows(file: Iterable[str], sample_by: str) -> Iterator[tuple[int, Row]]:
     part: list[str] = []
     start = 1
     for number, line in enumerate(file, start=1):
-        ends = {"line": True, "paragraph": not line.strip(), "document": False}[sample_by]
-        part.append(line)
-        if ends:
-            yield from text_row(part, start)
-            part, start = [], number + 1
+        if sample_by == "document" or (sample_by == "paragraph" and line.strip()):
+            part.append(line)
+            continue
+        yield from text_row([*part, line], start)
+        part, start = [], number + 1
     yield from text_row(part, start)
 
 
 def text_row(lines: list[str], start: int) -> Iterator[tuple[int, Row]]:
-    text = "".join(lines).strip("\r\n")
+    while lines and not lines[-1].strip():
+        lines.pop()
+    text = "".join(lines).strip("\n")
     if text.strip():
         yield start, {"text": text}
 
@@ -262,11 +200,25 @@ def text_row(lines: list[str], start: int) -> Iterator[tuple[int, Row]]:
 def parquet_blocks(file: IO[bytes], path: Path) -> Iterator[Block]:
     import pyarrow.parquet as pq
 
+    start = 1
     try:
         table = pq.ParquetFile(file)
-    except pa.ArrowInvalid as error:
+        check_names(table.schema_arrow.names)
+        for batch in table.iter_batches(BLOCK_ROWS):
+            yield Block(str(path), start, batch)
+            start += len(batch)
+    except (pa.ArrowException, OSError) as error:
         raise BrokenFileError(f"not Parquet: {error}") from None
-    start = 1
-    for batch in table.iter_batches(BLOCK_ROWS):
-        yield Block(str(path), start, batch)
-        start += len(batch)
+
+
+def check_names(names: list[str]) -> None:
+    if len(set(names)) < len(names):
+        raise BrokenFileError(f"a column appears twice: {', '.join(names)}")
+
+
+def without_nulls(value: Any) -> Any:
+    """Arrow gives every object of a column the keys of all of them, and null where it had none.
+    In JSON a null is what someone wrote."""
+    if isinstance(value, dict):
+        return {key: without_nulls(v) for key, v in value.items() if v is not None}
+    return [without_nulls(v) for v in value] if isinstance(value, list) else value

@@ -15,7 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from finetune.formats import canonical
-from finetune.readers import Block, RowError
+from finetune.json_text import RowError
+from finetune.readers import Block
 from finetune.splits import choose_split, position
 
 TURN = pa.struct(
@@ -35,6 +36,10 @@ SCHEMA = pa.schema(
         ("label", pa.string()),
     ]
 )
+
+
+ENCODER = json.JSONEncoder(ensure_ascii=False)
+"""`json.dumps` would make one for each row."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Prepared:
     """What became of a block. All lists but `rejects` have one entry per usable row."""
 
     rows: pa.RecordBatch | None = None
+    lines: list[int] = field(default_factory=list)
     contents: list[bytes] = field(default_factory=list)
     """Digest of all that a row holds: rows of equal content are duplicates."""
     prompts: list[int] = field(default_factory=list)
@@ -73,20 +79,22 @@ class Prepared:
     rejects: list[Reject] = field(default_factory=list)
 
 
-def prepare_block(block: Block, recipe: Recipe) -> Prepared:
+def prepare_block(task: tuple[Block, Recipe]) -> Prepared:
     """Usable rows in the shape of SCHEMA, and the rejects."""
+    block, recipe = task
     done, rows = Prepared(), []
     for number, raw in block.rows():
         try:
             if isinstance(raw, RowError):
                 raise raw
             row = canonical(raw, recipe.format, recipe.columns)
-            content = json.dumps(row, ensure_ascii=False)
+            content = ENCODER.encode(row)
             split = recipe.into or split_of(raw, content, recipe.split)
         except RowError as error:
             done.rejects.append(Reject(block.place, number, str(error)))
             continue
         rows.append({"id": f"{block.place}:{number}", **row})
+        done.lines.append(number)
         done.contents.append(hashlib.blake2b(content.encode(), digest_size=16).digest())
         done.prompts.append(prompt_digest(row))
         done.splits.append(split)
@@ -100,7 +108,8 @@ def split_of(raw: dict, content: str, split: dict[str, Any]) -> str:
     if split["group"] is not None:
         if split["group"] not in raw:
             raise RowError(f"no column {split['group']!r}, which split.group names")
-        if (group := raw[split["group"]]) is not None:
+        group = raw[split["group"]]
+        if group not in (None, "") and group == group:  # a CSV file has "", a data frame NaN
             key = f"group {group}"
     return choose_split(key, split["seed"], split["validation"], split["test"])
 

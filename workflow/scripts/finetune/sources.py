@@ -46,12 +46,17 @@ def data_files(path: str) -> list[str]:
     """The files behind a local path, folder or pattern, sorted. Where there is none, the path
     itself: Snakemake, or whoever opens it, then says what is missing."""
     if Path(path).is_dir():
-        files = map(str, visible_files(Path(path)))
-        found = [f for f in files if is_saved(path) or file_kind(Path(f))]
+        is_data = not_cached if is_saved(path) else file_kind
+        found = [str(file) for file in visible_files(Path(path)) if is_data(file)]
     else:
         matches = [path] if Path(path).exists() else glob.glob(path, recursive=True)
         found = [match for match in matches if Path(match).is_file()]
     return sorted(found) or [path]
+
+
+def not_cached(file: Path) -> bool:
+    """`datasets` leaves caches in a saved folder when someone works with it."""
+    return not file.name.startswith("cache-")
 
 
 def data_inputs(dataset: Dataset) -> list[str]:
@@ -103,6 +108,7 @@ def model_inputs(model: Model) -> list[str]:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """All files under a folder but hidden ones, such as the .cache/ of `hf download`."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return [p for p in files if not any(q.startswith(".") for q in p.relative_to(folder).parts)]
+    """All files under a folder, also through links, but hidden ones, such as the .cache/ of
+    `hf download`."""
+    names = glob.glob("**/*", root_dir=folder, recursive=True)
+    return [folder / name for name in names if (folder / name).is_file()]

@@ -35,7 +35,8 @@ class Tally:
 
     def overlap(self) -> int:
         """Test rows whose prompt is trained on too."""
-        train, test = (np.concatenate([*self.prompts[s], []]) for s in ("train", "test"))
+        none = np.array([], dtype=np.int64)
+        train, test = (np.concatenate([none, *self.prompts[s]]) for s in ("train", "test"))
         return int(np.isin(test, train).sum())
 
     def total(self, what: str) -> int:
@@ -65,9 +66,11 @@ class Tally:
         )
 
     def check_splits(self, split: dict) -> None:
-        """An empty split where rows were asked for is found now, not after training."""
+        """An empty split where rows are needed is found now, not after training. Every model is
+        evaluated, so a share of 0 for the test split is fine only where a source brings one."""
         for name in SPLITS:
-            if self.rows[name] == 0 and split.get(name, 1) > 0:
+            needed = name != "validation" or split["validation"] > 0
+            if self.rows[name] == 0 and needed:
                 none = " (validation: 0 if you want none)" if name == "validation" else ""
                 cure = f"or a larger share{none}"
                 cure = cure if name in split else "or smaller shares to the others"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from finetune.readers import RowError, load_json
+from finetune.json_text import RowError, load_json
 
 
 def text(value: Any, name: str, empty: bool = False) -> str:
@@ -30,6 +30,8 @@ def label(value: Any) -> str:
 
 def listed(value: Any, name: str) -> list:
     """A list, or the JSON text of one: a CSV file can hold it in no other way."""
+    if value is None:
+        raise RowError(f"{name} is missing")
     if isinstance(value, str):
         try:
             value = load_json(value)
@@ -38,10 +40,3 @@ def listed(value: Any, name: str) -> list:
     if not isinstance(value, list) or not value:
         raise RowError(f"{name} is not a list, or is empty")
     return value
-
-
-def without_nulls(value: Any) -> Any:
-    """Arrow gives every row of a column the keys of all rows, and null where it had none."""
-    if isinstance(value, dict):
-        return {key: without_nulls(v) for key, v in value.items() if v is not None}
-    return [without_nulls(v) for v in value] if isinstance(value, list) else value
