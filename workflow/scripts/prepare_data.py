@@ -92,11 +92,17 @@ class Preparation:
         self.taken: Counter[tuple] = Counter()
         """Usable rows by `limited_by`."""
         self.formats: dict[str, str] = {}
+        self.missing = set(settings["columns"].values())
+        """User's columns that no row had so far."""
 
     def read(self, places: list[Place], threads: int) -> None:
         under_way: deque[Place] = deque()
         for done in in_order(prepare_block, self.tasks(places, under_way), threads):
             self.take(under_way.popleft(), done)
+        if self.missing:
+            raise UserError(
+                f"`columns` names {', '.join(sorted(self.missing))}, and no row has such a column"
+            )
 
     def tasks(self, places: list[Place], under_way: deque[Place]) -> Iterator[tuple[Block, Recipe]]:
         """What is to be done, place by place; `under_way` gets the place of each."""
@@ -118,6 +124,7 @@ class Preparation:
     ) -> Recipe:
         """How to read a place. Where a source brings a split, no other row goes there."""
         settings, found = self.settings, self.settings["format"] or "messages"
+        self.missing -= {column for row in rows for column in row}
         if rows:
             name = looked_at[0].place
             found = find_format(rows, name, settings["columns"], settings["format"])

@@ -135,7 +135,7 @@ class Source(Strict):
     into: Literal["train", "validation", "test"] | None = None
     """Where all its rows go. Default: the splits that it has, or by hash."""
     rows: Count | None = None
-    """Take the first N usable rows."""
+    """Take the first N usable rows; of each split, where it brings several."""
     weight: Positive = 1
     """How often a training row is taken: 0.25 keeps a quarter, by hash; 2 takes each twice."""
 

@@ -93,7 +93,7 @@ def idle_source_keys(raw: dict, config: Config) -> Iterable[tuple[Location, str]
 def may_bring_a_test_split(source: Source) -> bool:
     if source.into is not None:
         return source.into == "test"
-    return not is_local(source.path) or is_saved(source.path)
+    return not is_local(source.path) or Path(source.path).is_dir()
 
 
 def written_twice(node: Any, loc: Location = ()) -> Iterable[tuple[Location, str]]:

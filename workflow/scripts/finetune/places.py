@@ -21,6 +21,11 @@ from finetune.utf8 import is_utf8
 if TYPE_CHECKING:
     import datasets
 
+NAMED = {
+    "train": ("train",),
+    "validation": ("validation", "valid", "val", "dev"),
+    "test": ("test",),
+}
 COMMIT = re.compile(r"@([0-9a-f]{40})/")
 
 
@@ -52,13 +57,19 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
     name = joined(path, subset, source["split"])
     if is_local(path) and not is_saved(path):
         for file in checked(data_files(path), path):
-            yield Place(source, name, read_blocks(Path(file), sample_by), source["into"])
+            into = source["into"] or (split_in_name(file) if Path(path).is_dir() else None)
+            yield Place(source, name, read_blocks(Path(file), sample_by), into)
         return
     loaded = load_saved(path) if is_local(path) else load_hub(source)
     for split, rows in chosen_splits(loaded, source).items():
         given = split if split in SPLITS[1:] else None
         blocks = table_blocks(rows, joined(path, subset, split))
         yield Place(source, name, blocks, source["into"] or given, commit_of(rows))
+
+
+def split_in_name(file: str) -> str | None:
+    """A folder of train.jsonl, test.jsonl and the like brings its own splits."""
+    return NAMED.get(Path(file).name.partition(".")[0].lower())
 
 
 def joined(*parts: str | None) -> str:
