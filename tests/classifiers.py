@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from lint_record import SPLIT, WHOLE
 from project import ROWS, TEXT
 
 LABELS = ["off", "on", "question"]
@@ -58,14 +59,14 @@ def make_labelled_tokens(folder: Path, tokenizer) -> None:
 
     mixed = [LABELLED[i * 7 % 40] for i in range(40)]
     splits = {"train": mixed[:28], "validation": mixed[28:34], "test": mixed[34:]}
-    lint: dict = {"task": "sequence-classification", "labels": LABELS}
+    lint: dict = {**WHOLE, "task": "sequence-classification", "labels": LABELS}
     for split, pairs in splits.items():
         rows = labelled_rows(tokenizer, pairs)
         # open_tokens numbers the rows
         Dataset.from_list(rows).remove_columns("row").save_to_disk(folder / split)
         lengths = [row["length"] for row in rows]
-        lint[split] = {"rows": len(rows), "sequences": len(rows), "tokens": sum(lengths)}
-        lint[split]["longest"] = max(lengths)
+        counted = dict.fromkeys(("rows", "examples", "sequences"), len(rows))
+        lint[split] = SPLIT | counted | {"tokens": sum(lengths), "longest": max(lengths)}
     counts = Counter(label for _, label in splits["train"])
     lint["label_counts"] = [counts[label] for label in LABELS]
     (folder / "lint.json").write_text(json.dumps(lint))

@@ -16,9 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import merge
-from finetune.chat import encode
 from finetune.cli import UserError
 from finetune.collator import RowCollator
+from finetune.encoding import IGNORED
 from finetune.files import check_complete, write_json, write_manifest
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
@@ -59,9 +59,10 @@ def tokens(base, tmp_path_factory):
     answers = ["yes", "no one in the bedroom", "a light is on"]
     rows = []
     for index, pair in enumerate(zip(questions, answers, strict=True)):
-        roles = zip(("user", "assistant"), pair, strict=True)
-        example = encode(tokenizer, [{"role": r, "content": c} for r, c in roles])
-        rows.append({"id": str(index), "row": index, **vars(example)})
+        prompt, answer = (tokenizer(text)["input_ids"] for text in pair)
+        labels = [IGNORED] * len(prompt) + answer
+        row = {"id": str(index), "input_ids": prompt + answer, "labels": labels}
+        rows.append(row | {"length": len(labels)})
     for split in ("train", "validation"):
         Dataset.from_list(rows).save_to_disk(folder / split)
     write_json(folder / "lint.json", {"labels": None})
@@ -325,10 +326,10 @@ def test_incomplete_full_weights_are_refused_and_leave_nothing(
 
 def test_held_out_rows_are_validation_rows_if_there_are_any(base, tmp_path, tokens):
     tokenizer = load_tokenizer(base)
-    rows = open_tokens(tokens / "train")
+    rows = open_tokens(tokens / "train").remove_columns("row")
     rows.save_to_disk(tmp_path / "train")
     rows.select([2]).save_to_disk(tmp_path / "validation")
-    assert merge.held_out(tmp_path, tokenizer)["row"].tolist() == [2]
+    assert merge.held_out(tmp_path, tokenizer)["input_ids"].tolist() == [rows[2]["input_ids"]]
     rows.select([]).save_to_disk(tmp_path / "empty", num_shards=1)
     Path(tmp_path / "validation").rename(tmp_path / "old")
     Path(tmp_path / "empty").rename(tmp_path / "validation")

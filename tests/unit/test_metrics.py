@@ -131,29 +131,29 @@ def classify(predictions, references, labels, nll=None):
 
 
 def test_classification_by_hand():
-    """Class a: 3 rows, of which 2 are found, and 1 of c taken for it. Class b: 1 row, found. Class
-    c: 2 rows, 1 taken for a, 1 found, and 1 of a taken for it. Class d: nowhere."""
+    """Class a: 3 rows, of which 1 is found, and 1 of c taken for it. Class b: 1 row, found. Class
+    c: 2 rows, of which 1 is found, and 2 of a taken for it. Class d: nowhere."""
     scores = classify(
-        predictions=[0, 0, 2, 1, 0, 2],
+        predictions=[0, 2, 2, 1, 0, 2],
         references=[0, 0, 0, 1, 2, 2],
         labels=["a", "b", "c", "d"],
         nll=[0.1, 0.2, 1.2, 0.3, 2.0, 0.4],
     )
     assert scores["loss"] == pytest.approx(4.2 / 6)
-    assert scores["accuracy"] == pytest.approx(4 / 6)
+    assert scores["accuracy"] == pytest.approx(3 / 6)
     assert scores["confusion_matrix"] == {
         "labels": ["a", "b", "c", "d"],
-        "counts": [[2, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]],
+        "counts": [[1, 0, 2, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]],
     }
     per_class = {
-        "a": {"precision": 2 / 3, "recall": 2 / 3, "f1": 2 / 3, "rows": 3},
+        "a": {"precision": 1 / 2, "recall": 1 / 3, "f1": 2 / 5, "rows": 3},
         "b": {"precision": 1.0, "recall": 1.0, "f1": 1.0, "rows": 1},
-        "c": {"precision": 1 / 2, "recall": 1 / 2, "f1": 1 / 2, "rows": 2},
+        "c": {"precision": 1 / 3, "recall": 1 / 2, "f1": 2 / 5, "rows": 2},
         "d": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 0},
     }
     for label, expected in per_class.items():
         assert scores["per_class"][label] == pytest.approx(expected), label
-    assert scores["macro_f1"] == pytest.approx((2 / 3 + 1 + 1 / 2) / 3)  # without d
+    assert scores["macro_f1"] == pytest.approx((2 / 5 + 1 + 2 / 5) / 3)  # without d
     assert json.loads(json.dumps(scores, allow_nan=False)) == scores
 
 

@@ -9,8 +9,9 @@ from test_memory import llama_7b
 
 import plan_run
 from finetune.cli import UserError
-from finetune.config import Dataset, Run, complete_run
+from finetune.config import Dataset, Run, complete_run, merge
 from finetune.stages import plan_settings
+from lint_record import WHOLE
 
 NAMES = {"model": "m", "dataset": "d"}
 CLASSIFIER = {"task": "sequence-classification"}
@@ -28,7 +29,7 @@ def lint(longest: int = 512, labels: list[str] | None = None, sequences: int = 1
     task = "causal-lm" if labels is None else "sequence-classification"
     train = {"rows": 10 * sequences, "sequences": sequences, "longest": longest}
     others = {split: {"longest": 1} for split in ("validation", "test")}
-    return {"task": task, "labels": labels, "train": train} | others
+    return merge(WHOLE, {"task": task, "labels": labels, "train": train, **others})
 
 
 def refused(function, *args: object) -> str:
