@@ -89,7 +89,7 @@ def spread(lengths: np.ndarray) -> dict[str, Any]:
             "histogram": {"edges": [], "counts": []},
         }
     values = np.quantile(lengths, [0.5, 0.9, 0.99], method="higher").tolist()
-    top = int(lengths.max())
+    top = max(1, int(lengths.max()))
     edges = np.unique(np.linspace(0, top, min(BINS, top) + 1).round().astype(int))
     heights, _ = np.histogram(lengths, edges)
     return {
