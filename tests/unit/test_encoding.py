@@ -187,9 +187,9 @@ def test_a_text_of_nothing_is_eos_and_teaches_nothing(parts):
 def test_pieces_that_give_no_token(name):
     tokenizer = kind(name)
     encoder = TextEncoder(tokenizer)
-    [example] = encoder.pieces([[("<|user|>", False), ("", True), ("yes", True)]])
+    [example] = encoder.encode([[("<|user|>", False), ("", True), ("yes", True)]])
     assert tokenizer.decode(example.input_ids).replace(" ", "") == "<|user|>yes</s>"
-    assert list(encoder.pieces([])) == []
+    assert list(encoder.encode([])) == []
 
 
 def test_tokenize_gives_ids_as_they_are():
@@ -210,7 +210,7 @@ def test_tokenize_gives_ids_as_they_are():
 def test_text_in_parts_that_share_one_token(bos, count):
     encoder = TextEncoder(kind("byte-level", bos=bos))
     whole = [*([1] if bos else []), *range(10, 10 + count), 2]
-    parts = encoder.text(list(range(10, 10 + count)), size=4)
+    parts = encoder.parts(list(range(10, 10 + count)), size=4)
     assert [token for part in parts for token in part.labels if token != IGNORED] == whole[1:]
     assert [part.labels[0] for part in parts] == [IGNORED] * len(parts)
     assert all(part.input_ids[1:] == part.labels[1:] for part in parts)

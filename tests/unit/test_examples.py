@@ -62,7 +62,7 @@ def test_settings_of_the_dataset_reach_the_template():
 def test_no_rows_give_nothing():
     encoder = make()
     assert encoder.encode([]) == []
-    assert encoder.counts.lengths == []
+    assert list(encoder.counts.lengths) == []
 
 
 def test_a_conversation_of_its_own_gives_all_answers():
@@ -91,16 +91,16 @@ def test_drop():
     encoder = make(max_length=length() - 1)
     assert texts(encoder, [TWO]) == []
     assert counts(encoder, "rows", "too_long", "unsupervised", "truncated") == (1, 1, 0, 0)
-    assert encoder.counts.lengths == []
-    assert encoder.counts.uncut == [length()]  # from which max_length can be chosen
+    assert list(encoder.counts.lengths) == []
+    assert list(encoder.counts.uncut) == [length()]  # from which max_length can be chosen
 
 
 def test_cut_at_the_end():
     encoder = make(max_length=length() - 1, truncate="end")
     assert texts(encoder, [TWO]) == [f"{ON}⟦yes<|im_end|>⟧{OFF}⟦no⟧"]
     assert counts(encoder, "too_long", "truncated", "endings", "ended") == (0, 1, 0, 0)
-    assert encoder.counts.lengths == [length() - 1]
-    assert encoder.counts.uncut == [length()]
+    assert list(encoder.counts.lengths) == [length() - 1]
+    assert list(encoder.counts.uncut) == [length()]
 
 
 def test_cut_at_the_start():
@@ -129,7 +129,7 @@ def test_a_row_left_without_anything_to_learn_is_dropped_and_counted(prepared, c
     encoder = make(**changes)
     assert texts(encoder, [prepared]) == []
     assert counts(encoder, "unsupervised", "truncated", "too_long") == (1, 0, 0)
-    assert encoder.counts.lengths == []
+    assert list(encoder.counts.lengths) == []
     assert len(encoder.counts.uncut) == 1
 
 
@@ -151,7 +151,7 @@ def test_a_rewritten_row_of_which_one_example_is_too_long():
     encoder = make(tokenizer, max_length=whole.counts.lengths[0])
     assert texts(encoder, [TWO]) == [first]
     assert counts(encoder, "rows", "rewritten", "truncated", "too_long") == (1, 1, 1, 0)
-    assert encoder.counts.uncut == whole.counts.lengths
+    assert list(encoder.counts.uncut) == list(whole.counts.lengths)
     assert second.count("⟦") == 1
 
 
@@ -175,7 +175,7 @@ def test_text_longer_than_max_length_is_cut_into_parts():
         " off the light</s>",
     ]
     assert [labels[0] for *_, labels in out] == [IGNORED] * 2
-    assert encoder.counts.lengths == encoder.counts.uncut == [4, 4]
+    assert list(encoder.counts.lengths) == list(encoder.counts.uncut) == [4, 4]
     assert counts(encoder, "rows", "truncated", "supervised_tokens") == (1, 0, 6)
     assert counts(encoder, "with_bos", "eos_tokens", "endings", "ended") == (1, 1, 1, 1)
 
@@ -243,7 +243,7 @@ def test_labelled_text_gets_the_tokenizers_own_special_tokens_and_its_class(bert
         ("c.csv:3", "[CLS] off [SEP]", 0),
     ]
     assert encoder.counts.labels == {"good": 1, "bad": 1}
-    assert encoder.counts.lengths == encoder.counts.uncut == [4, 3]
+    assert list(encoder.counts.lengths) == list(encoder.counts.uncut) == [4, 3]
     assert counts(encoder, "rows", "supervised_tokens", "endings", "with_bos") == (2, 0, 0, 0)
 
 
@@ -257,8 +257,8 @@ def test_labelled_text_is_cut_between_its_special_tokens(bert, truncate, kept):
     [(_, ids, label), (_, other, _)] = encoder.encode(rows)
     assert (bert.decode(ids), label, len(other)) == (kept, 1, 4)
     assert counts(encoder, "truncated", "too_long") == (2, 0)
-    assert encoder.counts.uncut == [6, 5]
-    assert encoder.counts.lengths == [4, 4]
+    assert list(encoder.counts.uncut) == [6, 5]
+    assert list(encoder.counts.lengths) == [4, 4]
     # the tokenizer is as it was
     assert bert.truncation_side == side
     assert len(bert("turn on the light")["input_ids"]) == 6
@@ -283,7 +283,7 @@ def test_labelled_text_of_which_nothing_is_left_is_dropped_and_counted(bert, tex
     encoder = make(bert, CLASSES, max_length=size, truncate="end")
     assert encoder.encode([labelled(text, "good")]) == []
     assert counts(encoder, "unsupervised", "truncated") == (1, 0)
-    assert encoder.counts.lengths == []
+    assert list(encoder.counts.lengths) == []
 
 
 def test_a_tokenizer_without_special_tokens_can_classify_too():

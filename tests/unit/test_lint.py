@@ -45,7 +45,7 @@ def encoder():
 def test_one_example(encoder):
     counts = Counts()
     counts.example(Example([1, 7, 8, 2, 9, 2], [IGNORED, IGNORED, 8, 2, IGNORED, 2]), encoder, True)
-    assert counts.lengths == [6]
+    assert list(counts.lengths) == [6]
     assert counts.what == {
         "with_bos": 1,
         "eos_tokens": 2,
@@ -180,7 +180,7 @@ def test_samples_are_of_all_lengths():
 
 def test_a_sample_shows_what_is_trained_on(encoder):
     tokenizer = encoder.tokenizer
-    [example] = encoder.pieces([[("turn on", False), (" yes</s>", True), (" off", False)]])
+    [example] = encoder.encode([[("turn on", False), (" yes</s>", True), (" off", False)]])
     tokens = {"id": "a:1", "input_ids": example.input_ids, "labels": example.labels}
     assert sample(tokens, tokenizer, None) == {
         "id": "a:1",

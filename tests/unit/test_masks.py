@@ -9,8 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from chats import FAMILIES, SPACE_EATERS, encoded, family, row, runs, taught, turn
-from finetune.chat import conversation, render_conversations
+from finetune.chat import conversation
 from finetune.encoding import IGNORED, TextEncoder, tokenize, truncated
+from finetune.spans import render_conversations
 from kinds import KINDS, kind
 
 few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -117,7 +118,7 @@ def test_the_ids_are_the_text_that_the_template_wrote(name, turns, train_on):
         assume(all(one["train"] for one in turns))
     [rendered] = render_conversations(tokenizer, [talk], train_on, {})
     encoder = TextEncoder(tokenizer)
-    examples = list(encoder.pieces(rendered.examples))
+    examples = list(encoder.encode(rendered.examples))
     for pieces, example in zip(rendered.examples, examples, strict=True):
         text = "".join(text for text, _ in pieces)
         end = "</s>" if name == "bare" else ""
@@ -183,7 +184,7 @@ def test_markers_that_swallow_spaces(pairs):
 @given(st.lists(st.integers(10, 99), max_size=30), st.integers(2, 12), st.booleans())
 def test_each_token_of_plain_text_but_the_first_is_predicted_once(ids, size, bos):
     encoder = TextEncoder(kind_of("byte-level", bos=bos))
-    parts = encoder.text(ids, size)
+    parts = encoder.parts(ids, size)
     whole = [*([1] if bos else []), *ids, 2]
     assert [x for part in parts for x in part.labels if x != IGNORED] == whole[1:]
     joined = parts[0].input_ids + [x for part in parts[1:] for x in part.input_ids[1:]]

@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
-from finetune.chat import Piece, TemplateError
+from finetune.chat import TemplateError
+from finetune.spans import Piece
 
 IGNORED = -100
 """Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
@@ -35,7 +36,7 @@ class TextEncoder:
         """How many tokens it adds to any text."""
         self.joins = joins_cleanly(tokenizer)
 
-    def pieces(self, examples: list[list[Piece]]) -> Iterator[Example]:
+    def encode(self, examples: list[list[Piece]]) -> Iterator[Example]:
         """Token ids, and labels that hold the tokens of the pieces trained on and IGNORED
         elsewhere.
 
@@ -67,7 +68,7 @@ class TextEncoder:
         labels[0] = IGNORED  # nothing comes before it, and in a packed row something strange does
         return Example(ids, labels)
 
-    def text(self, ids: list[int], size: int) -> list[Example]:
+    def parts(self, ids: list[int], size: int) -> list[Example]:
         """Plain text, all of it trained on, in examples of at most `size` tokens.
 
         BOS comes before it if the tokenizer is used to that, EOS after it. Each example starts
