@@ -90,11 +90,14 @@ def test_a_header_that_melts_into_the_answer_costs_no_token(header):
 
 def test_a_header_that_melts_into_the_answer_where_texts_are_marked():
     tokenizer = kind("prefix space", BARE.replace("'assistant:'", "'assistant: '"))
-    [example] = encoded(tokenizer, row(talk("on", "yes")))
+    [example] = encoded(tokenizer, row(talk("on", "yes", "off", "no")))
     prompt = tokenize(tokenizer, ["user: on\nassistant: "])[0]
     assert tokenize(tokenizer, ["user: on\nassistant: yes"])[0][: len(prompt)] != prompt
     assert example.input_ids[: len(prompt)] == prompt
-    assert tokenizer.decode(example.labels[len(prompt) :]).strip() == "yes</s>"
+    # a mark before the answers, which are tokenized alone, and before nothing else
+    assert marked(tokenizer, [example]) == [
+        " user: on\nassistant: ⟦ yes⟧\nuser: off\nassistant: ⟦ no</s>⟧"
+    ]
 
 
 def test_an_answer_that_starts_with_a_line_break_keeps_it():

@@ -264,6 +264,13 @@ def test_labelled_text_is_cut_between_its_special_tokens(bert, truncate, kept):
     assert len(bert("turn on the light")["input_ids"]) == 6
 
 
+@pytest.mark.parametrize("truncate", ["drop", "start", "end", "error"])
+def test_max_length_of_labelled_text_is_inclusive(bert, truncate):
+    encoder = make(bert, CLASSES, max_length=6, truncate=truncate)
+    assert len(encoder.encode([labelled("turn on the light", "good")])) == 1
+    assert counts(encoder, "truncated", "too_long") == (0, 0)
+
+
 def test_labelled_text_that_is_too_long_is_dropped_and_counted(bert):
     encoder = make(bert, CLASSES, max_length=4)
     out = encoder.encode([labelled("turn on the light", "good"), labelled("on", "bad")])

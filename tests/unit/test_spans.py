@@ -111,6 +111,18 @@ def test_empty_thoughts_are_counted():
     assert render_conversations(tokenizer, talks, "all", {})[0].empty_thoughts == 1
 
 
+def test_an_empty_thought_after_a_line_break(chatml):
+    """A header can end before its line break."""
+    chatml.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\n' }}"
+        "{{ '<think>\n</think>' if m.role == 'assistant' }}{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+    )
+    assert marked(chatml, encoded(chatml, row(talk("on", "yes")))) == [
+        "<|im_start|>user\non<|im_end|><|im_start|>assistant\n<think>\n</think>⟦yes<|im_end|>⟧"
+    ]
+
+
 def test_the_empty_thought_of_a_turn_of_weight_0_is_not_trained_on(chatml):
     """As with SmolLM3, whose template writes one before every answer."""
     chatml.chat_template = chatml.chat_template.replace(

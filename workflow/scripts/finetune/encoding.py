@@ -118,16 +118,16 @@ def tokenize(
 def careful(tokenizer: PreTrainedTokenizerBase, pieces: list[Piece]) -> list[list[int]]:
     """Ids of each piece, for tokenizers to which a piece is not the same alone.
 
-    The text is tokenized up to the end of each piece, as a server does with each prompt. Where
-    that changes tokens of the pieces before, the piece has to be tokenized alone.
+    The text is tokenized up to the end of each piece, as a server does with each prompt. A piece
+    that changes tokens of the one before it has to be tokenized alone.
     """
     texts = [text for text, _ in pieces]
-    so_far: list[int] = []
+    before: list[int] = []
     parts = []
     for text, ids in zip(texts, tokenize(tokenizer, list(accumulate(texts))), strict=True):
-        grown = ids[: len(so_far)] == so_far
-        parts.append(ids[len(so_far) :] if grown else tokenize(tokenizer, [text])[0])
-        so_far += parts[-1]
+        grown = ids[: len(before)] == before
+        parts.append(ids[len(before) :] if grown else tokenize(tokenizer, [text])[0])
+        before = ids
     return parts
 
 

@@ -149,7 +149,7 @@ def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
     rest = text[left_out[-1].end if left_out else 0 :]
     pieces: list[Piece] = []
     for piece, masked in (*cut(text, left_out), (rest, False)):
-        parts = [piece] if masked else EMPTY_THOUGHT.split(piece)  # every second is a thought
+        parts = EMPTY_THOUGHT.split(piece)  # every second is a thought
         pieces += [(part, not masked and not i % 2) for i, part in enumerate(parts) if part]
     thoughts = len(EMPTY_THOUGHT.findall(text))
     return Rendered([pieces], thoughts)
