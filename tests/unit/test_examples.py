@@ -260,6 +260,7 @@ def test_labelled_text_is_cut_between_its_special_tokens(bert, truncate, kept):
     assert list(encoder.counts.uncut) == [6, 5]
     assert list(encoder.counts.lengths) == [4, 4]
     # the tokenizer is as it was
+    assert bert.backend_tokenizer.truncation is None
     assert bert.truncation_side == side
     assert len(bert("turn on the light")["input_ids"]) == 6
 
