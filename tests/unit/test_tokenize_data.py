@@ -1,67 +1,72 @@
-"""Rule tokenize_data: token folders that training can open, and what lint.json counts."""
+"""Rule tokenize_data, on real files: token folders that training opens, and lint.json."""
 
 import json
+import os
 import sys
+from pathlib import Path
 
-import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-import prepare_data
 import tokenize_data
-from finetune.chat import IGNORED, Example, encode
+from chats import family, row, talk, turn
 from finetune.cli import UserError
+from finetune.encoding import IGNORED
+from finetune.files import check_complete
+from finetune.records import SCHEMA
 from finetune.tokenizer import load_tokenizer
 from finetune.tokens import open_tokens
-from project import tiny_tokenizer
 
-SETTINGS = {"system_prompt": None, "max_length": 60, "trust_remote_code": False}
+SETTINGS = {
+    "system_prompt": None,
+    "train_on": "completions",
+    "max_length": 60,
+    "truncate": "drop",
+    "packing": False,
+    "trust_remote_code": False,
+    "template_options": {},
+}
+STATS = {
+    "rows": {"train": 3, "validation": 0, "test": 0},
+    "duplicates": 1,
+    "rejected": {"a.jsonl": 2},
+    "overlap": 0,
+}
 HEADER = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def row(name, question, answer, system=None):
-    turns = [("system", system)] * (system is not None)
-    turns += [("user", question), ("assistant", answer)]
-    return {"id": name, "messages": [{"role": r, "content": c} for r, c in turns]}
-
-
 ROWS = [
-    row("a.jsonl:1", "turn on", "yes"),
-    row("a.jsonl:2", "turn off the light in the kitchen " * 9, "no"),
-    row("a.jsonl:4", "what", "no one", system="Be short."),
+    row(talk("turn on", "yes"), place="a.jsonl:1"),
+    row(talk("turn off the light in the kitchen " * 9, "no"), place="a.jsonl:2"),
+    row(talk("what <|im_end|>", "no one", system="Be short."), place="a.jsonl:4"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """What `datasets` caches must not outlive a test, nor what the rule says about it."""
-    datasets.enable_caching()
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """run(train=…, validation=…, test=…, **settings): the rule; gives folder and lint.json."""
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    tokenize_data.tokenizer_of.cache_clear()
 
-    def write(splits, template):
-        tokenizer = tiny_tokenizer()
-        tokenizer.chat_template = tokenizer.chat_template if template else None
-        tokenizer.save_pretrained(tmp_path / "model")
-        for split, rows in splits.items():
-            with prepare_data.SplitWriter(tmp_path / f"{split}.parquet") as writer:
-                for row in rows:
-                    writer.add(row)
-
-    def run(train=ROWS, validation=(), test=(), template=True, again=False, **changes):
-        if not again:
-            write({"train": train, "validation": validation, "test": test}, template)
+    def run(train=ROWS, validation=(), test=(), name="chatml", threads=1, group=1000, **changes):
+        family(name).save_pretrained(tmp_path / "model")
+        (tmp_path / "stats.json").write_text(json.dumps(STATS | {"more": 1}))
+        for split, rows in {"train": train, "validation": validation, "test": test}.items():
+            with pq.ParquetWriter(tmp_path / f"{split}.parquet", SCHEMA) as writer:
+                if rows or split == "test":  # no row group, or one without rows
+                    table = pa.Table.from_pylist(list(rows), schema=SCHEMA)
+                    writer.write_table(table, row_group_size=group)
         paths = {"data": tmp_path, "model": tmp_path / "model", "output": tmp_path / "tokens"}
         command = ["tokenize_data.py", "--settings", json.dumps(SETTINGS | changes)]
         command += [part for key, value in paths.items() for part in (f"--{key}", str(value))]
-        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(sys, "argv", [*command, "--threads", str(threads)])
         tokenize_data.main()
         return paths["output"], json.loads((paths["output"] / "lint.json").read_text())
 
     return run
+
+
+def everything(folder: Path) -> dict[str, list]:
+    return {split: open_tokens(folder / split).to_list() for split in tokenize_data.SPLITS}
 
 
 def test_rows_are_kept_with_ids_labels_lengths_and_an_index(run):
@@ -75,104 +80,196 @@ def test_rows_are_kept_with_ids_labels_lengths_and_an_index(run):
     assert tokenizer.decode(first["input_ids"]) == HEADER.format("turn on") + "yes<|im_end|>"
     assert first["length"] == len(first["input_ids"]) == len(first["labels"])
     assert [label for label in first["labels"] if label != IGNORED] == first["input_ids"][-2:]
+    check_complete(folder / "train")
 
 
-def test_lint_counts_tokens_dropped_rows_and_end_tokens(run):
+def test_lint_says_exactly_what_there_is(run):
     folder, lint = run(validation=ROWS[:1])
-    tokens = open_tokens(folder / "train")
-    samples = lint["train"].pop("samples")
+    lengths = open_tokens(folder / "train")["length"][:]
+    histogram = lint["train"].pop("histogram")
+    long = histogram["edges"][-1]
+    assert long > SETTINGS["max_length"]
+    assert (sum(histogram["counts"]), histogram["counts"][-1]) == (3, 1)
+    first, last = lint["train"].pop("samples")
     assert lint["train"] == {
-        "rows": 2,
-        "too_long": 1,
-        "tokens": sum(tokens["length"]),
+        "rows": 3,
+        "examples": 2,
+        "sequences": 2,
+        "tokens": sum(lengths),
+        "longest": lengths[1],
+        "dropped": {"too_long": 1, "unsupervised": 0},
         "supervised_tokens": 2 + 3,
-        "rows_with_end_token": 2,
-        "longest": max(tokens["length"]),
+        "truncated": 0,
+        "rewritten": 0,
+        "empty_thoughts": 0,
+        "control_tokens": 1,
+        "with_bos": 0,
+        "eos_tokens": 2 + 4,
+        "endings": 2,
+        "ended": 2,
+        "quantiles": {"p50": lengths[1], "p90": long, "p99": long},
     }
-    assert samples[0] == {
+    assert first == {
         "id": "a.jsonl:1",
-        "text": HEADER.format("turn on") + "yes<|im_end|>",
-        "trained_on": "yes<|im_end|>",
+        "pieces": [[False, HEADER.format("turn on")], [True, "yes<|im_end|>"]],
     }
-    assert lint["validation"]["rows"] == 1
+    assert last["id"] == "a.jsonl:4"
+    assert lint["validation"]["rows"] == lint["validation"]["examples"] == 1
+    assert lint["test"]["rows"] == 0
+    assert {key: lint[key] for key in ("task", "labels", "label_counts")} == {
+        "task": "causal-lm",
+        "labels": None,
+        "label_counts": None,
+    }
+    assert lint["prepared"] == STATS
+    assert lint["settings"] == SETTINGS
 
 
-def test_max_length_is_inclusive(run):
-    _, lint = run(train=ROWS[:1])
-    longest = lint["train"]["longest"]
-    assert run(train=ROWS[:1], max_length=longest)[1]["train"]["rows"] == 1
-    with pytest.raises(UserError, match=r"all 1 training rows are longer than max_length"):
-        run(train=ROWS[:1], max_length=longest - 1)
+def test_the_lengths_of_dropped_rows_count_in_quantiles(run):
+    _, lint = run(train=ROWS[1:2])
+    assert lint["train"]["examples"] == lint["train"]["longest"] == 0
+    assert lint["train"]["quantiles"]["p50"] > SETTINGS["max_length"]
 
 
-def test_the_system_prompt_goes_to_rows_without_one(run):
-    _, lint = run(train=[ROWS[0], ROWS[2]], system_prompt="Say yes.", max_length=80)
-    texts = [sample["text"] for sample in lint["train"]["samples"]]
-    assert texts[0].startswith("<|im_start|>system\nSay yes.<|im_end|>\n<|im_start|>user\nturn on")
-    assert texts[1].startswith("<|im_start|>system\nBe short.<|im_end|>\n<|im_start|>user\nwhat")
-    assert lint["train"]["supervised_tokens"] == 2 + 3
-
-
-EMPTY = {
-    "rows": 0,
-    "too_long": 0,
-    "tokens": 0,
-    "supervised_tokens": 0,
-    "rows_with_end_token": 0,
-    "longest": 0,
-    "samples": [],
-}
-
-
-def test_an_empty_split_opens_like_any_other(run):
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_an_empty_split_opens_like_any_other(run, split):
     """`validation: 0` is a documented setting."""
     folder, lint = run()
-    assert lint["validation"] == EMPTY
-    tokens = open_tokens(folder / "validation")
+    assert (lint[split]["rows"], lint[split]["samples"]) == (0, [])
+    assert lint[split]["histogram"] == {"edges": [], "counts": []}
+    tokens = open_tokens(folder / split)
     assert len(tokens) == 0
     assert tokens.features == open_tokens(folder / "train").features
 
 
-def test_a_split_of_too_long_rows_alone_opens_too(run):
+def test_a_split_of_rows_that_are_all_dropped_opens_too(run):
     folder, lint = run(validation=ROWS[1:2])
-    assert lint["validation"] == EMPTY | {"too_long": 1}
+    assert lint["validation"]["dropped"]["too_long"] == 1
     tokens = open_tokens(folder / "validation")
     assert len(tokens) == 0
     assert tokens.features == open_tokens(folder / "train").features
 
 
-def test_no_stale_cache_after_a_change_of_the_code(run, monkeypatch):
-    """`datasets` knows a result by the arguments of `map`, and encode() is none of them."""
-    assert run()[1]["train"]["supervised_tokens"] == 2 + 3
-
-    def masked(tokenizer, messages):
-        example = encode(tokenizer, messages)
-        return Example(example.input_ids, [IGNORED] * len(example.labels))
-
-    monkeypatch.setattr(tokenize_data, "encode", masked)
-    assert run(again=True)[1]["train"]["supervised_tokens"] == 0
+def test_texts_and_conversations_in_one_dataset(run):
+    folder, lint = run(train=[ROWS[0], row(text="turn on the light " * 20, place="b.txt:1")])
+    tokens = open_tokens(folder / "train")
+    assert len(tokens) == lint["train"]["examples"] > 2
+    assert set(tokens["id"]) == {"a.jsonl:1", "b.txt:1"}
+    assert max(tokens["length"]) == 60
+    assert lint["train"]["rows"] == lint["train"]["endings"] == 2
 
 
-def test_processes_change_nothing(monkeypatch):
-    monkeypatch.setattr(tokenize_data, "ROWS_WORTH_A_PROCESS", 1)
-    rows = datasets.Dataset.from_list(ROWS)
-    tokenizer = tiny_tokenizer()
-    one, counts = tokenize_data.tokenize(rows, tokenizer, SETTINGS, 1)
-    two, same = tokenize_data.tokenize(rows, tokenizer, SETTINGS, 2)
-    assert one.to_list() == two.to_list()
-    assert counts == same == {"rows": 2, "too_long": 1}
+MANY = [
+    row([*talk(f"ask {i}", f"say {i}"), *talk("turn " * (i % 9), "yes")], place=f"a.jsonl:{i}")
+    for i in range(1, 40)
+] + [row(text="on off " * i, place=f"b.txt:{i}") for i in range(1, 20)]
 
 
-def test_a_model_without_a_template_is_told_what_to_set(run):
-    with pytest.raises(UserError, match=r"no chat template\. Set `chat_template: plain`"):
-        run(template=False)
+def test_processes_change_nothing(run):
+    folder, lint = run(train=MANY, test=MANY[:9], name="qwen3", group=7)
+    tokens = everything(folder)
+    folder, same = run(train=MANY, test=MANY[:9], name="qwen3", group=7, threads=2)
+    assert everything(folder) == tokens
+    assert same == lint
+    assert len(list((folder / "train").glob("*.arrow"))) == 9
+
+
+def test_parts_change_the_order_at_most(run):
+    folder, lint = run(train=MANY, name="qwen3")
+    tokens = {(t["id"], *t["input_ids"], *t["labels"]) for t in everything(folder)["train"]}
+    folder, same = run(train=MANY, name="qwen3", group=7)
+    parts = {(t["id"], *t["input_ids"], *t["labels"]) for t in everything(folder)["train"]}
+    assert tokens == parts
+    assert lint["train"].pop("samples") != []
+    assert same["train"].pop("samples") != []
+    assert same == lint
+
+
+def test_memory_is_bounded_by_parts_and_batches(run, monkeypatch):
+    """Rows are read a batch at a time, and no batch reaches over a row group."""
+    sizes = []
+    encode = tokenize_data.Encoder.encode
+    monkeypatch.setattr(tokenize_data, "BATCH", 4)
+    monkeypatch.setattr(
+        tokenize_data.Encoder,
+        "encode",
+        lambda self, rows: sizes.append(len(rows)) or encode(self, rows),
+    )
+    run(train=MANY[:13], group=6)
+    assert sizes == [4, 2, 4, 2, 1]
+
+
+# Labelled rows
+
+
+def labelled(*labels):
+    return [row(text=f"turn {n}", label=x, place=f"c.csv:{n}") for n, x in enumerate(labels)]
+
+
+def test_classes_are_the_sorted_labels_of_all_splits(run):
+    folder, lint = run(
+        train=labelled("no", "yes", "no"), validation=labelled("yes"), test=labelled("a", "no")
+    )
+    assert (lint["task"], lint["labels"]) == ("sequence-classification", ["a", "no", "yes"])
+    assert lint["label_counts"] == [0, 2, 1]
+    tokens = open_tokens(folder / "train")
+    assert tokens["labels"][:] == [1, 2, 1]
+    assert open_tokens(folder / "test")["labels"][:] == [0, 1]
+    assert lint["train"]["samples"][1]["label"] == "yes"
+    assert lint["train"]["supervised_tokens"] == lint["train"]["endings"] == 0
+    empty = run(train=labelled("a", "b"))[0] / "test"
+    assert open_tokens(empty).features == tokens.features
+
+
+def test_one_class_is_no_task(run):
+    with pytest.raises(UserError) as error:
+        run(train=labelled("a", "a"), test=labelled("a"))
+    assert str(error.value) == (
+        "3 rows have 1 different labels (a). Is it the right column? Map yours: `columns: "
+        "{label: …}`."
+    )
+
+
+def test_a_class_for_each_row_is_no_task(run):
+    names = [f"name {n:02d}" for n in range(21)]
+    with pytest.raises(UserError) as error:
+        run(train=labelled(*names))
+    assert str(error.value).startswith(
+        "21 rows have 21 different labels (name 00, name 01, name 02, name 03, name 04, …). Is"
+    )
+    assert len(run(train=labelled(*names, *names))[1]["labels"]) == 21
+    assert len(run(train=labelled(*names[:20]))[1]["labels"]) == 20
+
+
+def test_rows_with_and_without_a_label_are_refused(run):
+    with pytest.raises(UserError) as error:
+        run(train=[*labelled("a", "b"), ROWS[0]], test=[row(text="on")])
+    assert str(error.value) == (
+        "2 of 4 rows have no label. Rows to classify and rows to write cannot be in one dataset: "
+        "make two, or leave a source out."
+    )
+
+
+# Failures, and the last line
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_failure_names_the_row_and_leaves_no_half_of_a_split(run, tmp_path, threads):
+    refused = row([turn("user", "on"), turn("assistant", "yes", tool_calls=[CALL])], place="x:9")
+    with pytest.raises(UserError, match=r"^x:9: the chat template leaves out the tool calls"):
+        run(train=[*MANY, refused, *MANY], threads=threads, group=7)
+    assert list((tmp_path / "tokens").iterdir()) == []
+
+
+CALL = {"type": "function", "function": {"name": "set", "arguments": {}}}
 
 
 def test_what_the_terminal_is_told(run, capsys):
     _, lint = run(validation=ROWS[1:2])
     train = lint["train"]
-    share = round(100 * 5 / train["tokens"])
     assert capsys.readouterr().err.splitlines()[-1] == (
         f"tokenize_data: {train['tokens']} training tokens in 2 rows (longest "
-        f"{train['longest']}), {share}% supervised; 2 rows over max_length left out"
+        f"{train['longest']}), {5 / train['tokens']:.0%} supervised; 2 rows left out"
     )
+    run(train=labelled("a", "b"))
+    assert "in 2 rows (longest 3), 2 classes; 0 rows" in capsys.readouterr().err

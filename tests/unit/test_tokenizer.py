@@ -163,7 +163,9 @@ def llama(tokenizer):
 
 
 def test_a_template_without_bos_gets_it_once(llama, fix):
+    own = llama.chat_template
     assert "the chat template left out BOS; added" in fix()
+    assert llama.chat_template == "{{ bos_token }}" + own
     assert "the chat template left out BOS; added" not in fix()
     ids = encode(llama, TURNS).input_ids
     assert ids[0] == llama.bos_token_id

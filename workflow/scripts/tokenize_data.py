@@ -12,7 +12,7 @@ import functools
 import gc
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,7 @@ def pack(args: argparse.Namespace, lengths: list[int], classes: list[str] | None
 
 
 def samples(
-    args: argparse.Namespace, split: str, classes: list[str] | None, lengths: list[int]
+    args: argparse.Namespace, split: str, classes: list[str] | None, lengths: Sequence[int]
 ) -> dict[str, list]:
     tokens = open_tokens(args.output / split)
     tokenizer = tokenizer_of(args.model, args.settings["trust_remote_code"])

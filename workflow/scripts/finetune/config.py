@@ -63,6 +63,14 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 
+TAKEN_OPTIONS = {
+    *("messages", "conversation", "tools", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+}
+"""Arguments of apply_chat_template, which would change more than the text."""
+
+
 def no_bool(value: Any) -> Any:
     """YAML reads `yes` and `on` as true, which pydantic would take for the number 1."""
     if isinstance(value, bool):
@@ -101,6 +109,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def free_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Names that mean something else where a template is rendered."""
+    if taken := sorted(options.keys() & TAKEN_OPTIONS):
+        raise ValueError(
+            f"{', '.join(taken)}: set by the workflow; only variables of the template's own "
+            "belong here"
+        )
+    return options
+
+
 class Model(Strict):
     """A base model: where its weights are and how its text is laid out."""
 
@@ -112,7 +130,7 @@ class Model(Strict):
     """Run Python code that ships with the model. Read that code first."""
     chat_template: str | None = None
     """`chatml`, `plain`, or a Jinja file. Default: the template that ships with the model."""
-    template_options: dict[str, Any] = {}
+    template_options: Annotated[dict[str, Any], AfterValidator(free_options)] = {}
     """Variables for the chat template wherever it is used, e.g. `enable_thinking: false`."""
     pad_token: str | None = None
     """Default: the model's own, or a spare special token where that is missing or equals EOS."""

@@ -8,7 +8,8 @@ from itertools import accumulate
 
 from transformers import PreTrainedTokenizerBase
 
-from finetune.chat import Piece, TemplateError
+from finetune.chat import TemplateError
+from finetune.spans import Piece
 
 IGNORED = -100
 """Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
@@ -35,7 +36,7 @@ class TextEncoder:
         """How many tokens it adds to any text."""
         self.joins = joins_cleanly(tokenizer)
 
-    def pieces(self, examples: list[list[Piece]]) -> Iterator[Example]:
+    def encode(self, examples: list[list[Piece]]) -> Iterator[Example]:
         """Token ids, and labels that hold the tokens of the pieces trained on and IGNORED
         elsewhere.
 
@@ -67,7 +68,7 @@ class TextEncoder:
         labels[0] = IGNORED  # nothing comes before it, and in a packed row something strange does
         return Example(ids, labels)
 
-    def text(self, ids: list[int], size: int) -> list[Example]:
+    def parts(self, ids: list[int], size: int) -> list[Example]:
         """Plain text, all of it trained on, in examples of at most `size` tokens.
 
         BOS comes before it if the tokenizer is used to that, EOS after it. Each example starts
@@ -117,16 +118,16 @@ def tokenize(
 def careful(tokenizer: PreTrainedTokenizerBase, pieces: list[Piece]) -> list[list[int]]:
     """Ids of each piece, for tokenizers to which a piece is not the same alone.
 
-    The text is tokenized up to the end of each piece, as a server does with each prompt. Where
-    that changes tokens of the pieces before, the piece has to be tokenized alone.
+    The text is tokenized up to the end of each piece, as a server does with each prompt. A piece
+    that changes tokens of the one before it has to be tokenized alone.
     """
     texts = [text for text, _ in pieces]
-    so_far: list[int] = []
+    before: list[int] = []
     parts = []
     for text, ids in zip(texts, tokenize(tokenizer, list(accumulate(texts))), strict=True):
-        grown = ids[: len(so_far)] == so_far
-        parts.append(ids[len(so_far) :] if grown else tokenize(tokenizer, [text])[0])
-        so_far += parts[-1]
+        grown = ids[: len(before)] == before
+        parts.append(ids[len(before) :] if grown else tokenize(tokenizer, [text])[0])
+        before = ids
     return parts
 
 

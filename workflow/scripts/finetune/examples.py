@@ -9,10 +9,8 @@ from transformers import PreTrainedTokenizerBase
 from finetune.chat import (
     Conversation,
     Messages,
-    Rendered,
     TemplateError,
     conversation,
-    render_conversations,
 )
 from finetune.cli import UserError
 from finetune.encoding import (
@@ -23,6 +21,7 @@ from finetune.encoding import (
     truncated,
 )
 from finetune.lint import Counts, control_tokens, holds_control_token
+from finetune.spans import Rendered, render_conversations
 
 Encoded = tuple[str, list[int], list[int] | int]
 """The id of the row, token ids, and their labels or the index of a class."""
@@ -35,7 +34,7 @@ def encode_conversation(
     answers = (i for i, message in enumerate(messages) if message["role"] == "assistant")
     talk = Conversation(messages, learned=tuple(answers))
     [rendered] = render_conversations(tokenizer, [talk], "completions", options)
-    return list(TextEncoder(tokenizer).pieces(rendered.examples))
+    return list(TextEncoder(tokenizer).encode(rendered.examples))
 
 
 class Encoder:
@@ -72,7 +71,7 @@ class Encoder:
             )
         rendered = self.render(rows)
         pieces = (example for one in rendered for example in one.examples)
-        encoded = self.text.pieces(list(pieces))
+        encoded = self.text.encode(list(pieces))
         out: list[Encoded] = []
         for row, one in zip(rows, rendered, strict=True):
             self.counts.what["rewritten"] += len(one.examples) > 1
@@ -98,7 +97,7 @@ class Encoder:
     def fitted(self, row: dict, examples: list[Example]) -> list[Encoded]:
         """What is left of a conversation at max_length."""
         what, kept = self.counts.what, []
-        self.counts.uncut += [len(example.input_ids) for example in examples]
+        self.counts.uncut.extend(len(example.input_ids) for example in examples)
         fits = [self.fit(row["id"], example) for example in examples]
         for example, fit in zip(examples, fits, strict=True):
             if fit is not None and fit.labels.count(IGNORED) < len(fit.labels):
@@ -134,7 +133,7 @@ class Encoder:
         out: list[Encoded] = []
         ids = tokenize(self.tokenizer, [row["text"] for row in rows])
         for row, tokens in zip(rows, ids, strict=True):
-            parts = self.text.text(tokens, self.size) if tokens else []
+            parts = self.text.parts(tokens, self.size) if tokens else []
             self.counts.what["unsupervised"] += not parts  # the tokenizer knows nothing of it
             for part in parts:
                 self.counts.uncut.append(len(part.input_ids))
@@ -146,7 +145,7 @@ class Encoder:
         """Text with the special tokens that the tokenizer adds, and its class."""
         out: list[Encoded] = []
         ids = tokenize(self.tokenizer, [row["text"] for row in rows], with_special=True)
-        self.counts.uncut += map(len, ids)
+        self.counts.uncut.extend(map(len, ids))
         for row, tokens in zip(rows, ids, strict=True):
             fit = self.shorter(row, tokens) if len(tokens) > self.size else tokens
             if fit is None or len(fit) <= self.text.special:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -23,9 +25,9 @@ class Counts:
     """Counts of some rows. Those of several parts add up."""
 
     what: Counter[str] = field(default_factory=Counter)
-    lengths: list[int] = field(default_factory=list)
+    lengths: array[int] = field(default_factory=lambda: array("i"))
     """Tokens of each example that is kept."""
-    uncut: list[int] = field(default_factory=list)
+    uncut: array[int] = field(default_factory=lambda: array("i"))
     """Tokens of all examples, before any is cut or dropped."""
     labels: Counter[str] = field(default_factory=Counter)
 
@@ -89,7 +91,7 @@ def spread(lengths: np.ndarray) -> dict[str, Any]:
             "histogram": {"edges": [], "counts": []},
         }
     values = np.quantile(lengths, [0.5, 0.9, 0.99], method="higher").tolist()
-    top = int(lengths.max())
+    top = max(1, int(lengths.max()))
     edges = np.unique(np.linspace(0, top, min(BINS, top) + 1).round().astype(int))
     heights, _ = np.histogram(lengths, edges)
     return {
@@ -98,7 +100,7 @@ def spread(lengths: np.ndarray) -> dict[str, Any]:
     }
 
 
-def sample_rows(lengths: list[int], count: int) -> list[int]:
+def sample_rows(lengths: Sequence[int], count: int) -> list[int]:
     """Indices of examples of all lengths: the shortest, the longest, and some between."""
     order = np.argsort(lengths, kind="stable")
     places = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)

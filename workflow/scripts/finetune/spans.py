@@ -1,0 +1,155 @@
+"""Which parts of a rendered conversation are trained on.
+
+Assistant spans are found by prefix rendering: the text of the turns before an answer, with the
+header that opens it, must be a prefix of the text with the answer. Chat templates of most released
+models have no `{% generation %}` block, so a mask from the template itself would be all zeros.
+Positions decide, never token ids: a pad token that equals EOS cannot unmask or mask anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from finetune.chat import Conversation, Job, TemplateError, render
+
+Piece = tuple[str, bool]
+"""A run of text, and whether it is trained on."""
+
+EMPTY_THOUGHT = re.compile(r"(<think>\s*</think>\n*)")
+"""What templates write before an answer without a thought. To learn it is to unlearn thinking."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An assistant turn within its conversation."""
+
+    before: str
+    """All text that a server would send to get it, the header that opens it included."""
+    until: str
+    """All text up to its end."""
+    masked: int = 0
+    """Characters at its start that are not trained on: an empty thought of the template's own."""
+
+    @property
+    def start(self) -> int:
+        return len(self.before) + self.masked
+
+    @property
+    def end(self) -> int:
+        """Where the marker that ends it ends: what follows teaches nothing."""
+        return max(self.start, len(self.until.rstrip("\n ")))
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A conversation as text."""
+
+    examples: list[list[Piece]]
+    """One, unless the template rewrites earlier turns (drops their thoughts, say): then each
+    answer is learned after the very text that a server would send for it."""
+    empty_thoughts: int
+    """Answers before which the template wrote one."""
+
+
+def render_conversations(
+    tokenizer: PreTrainedTokenizerBase,
+    talks: list[Conversation],
+    train_on: str,
+    options: dict[str, Any],
+) -> list[Rendered]:
+    """The pieces of each conversation. Raises TemplateError."""
+    texts = render(tokenizer, wanted_texts(talks, train_on), options)
+    how = whole_example if train_on == "all" else answer_examples
+    return [how(talk, texts) for talk in talks]
+
+
+def wanted_texts(talks: list[Conversation], train_on: str) -> Iterator[Job]:
+    for talk in talks:
+        for turn in skipped(talk) if train_on == "all" else talk.learned:
+            yield talk, turn, True
+            yield talk, turn + 1, False
+        if train_on == "all":
+            yield talk, len(talk.messages), False
+
+
+def skipped(talk: Conversation) -> list[int]:
+    """Assistant turns of weight 0."""
+    assistant = (i for i, m in enumerate(talk.messages) if m["role"] == "assistant")
+    return [index for index in assistant if index not in talk.learned]
+
+
+def answer_examples(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
+    """Pieces of which the learned answers are trained on, each answer in one example."""
+    found = answers(talk, talk.learned, texts)
+    waiting, examples = found, []
+    while waiting:
+        text = waiting[-1].until
+        fitting = [answer for answer in waiting if text.startswith(answer.until)]
+        examples.append(cut(text, fitting))
+        waiting = [answer for answer in waiting if not text.startswith(answer.until)]
+    return Rendered(examples[::-1], sum(answer.masked > 0 for answer in found))
+
+
+def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -> list[Answer]:
+    found = []
+    for turn in turns:
+        before, until = texts[id(talk), turn, True], texts[id(talk), turn + 1, False]
+        if not until.startswith(before):
+            raise TemplateError(
+                "the chat template opens an answer in another way than it writes one, so the "
+                "assistant's tokens cannot be told apart; set `chat_template: chatml` or `plain` "
+                "under the model, or `template_options` if it has a switch for that"
+            )
+        check_calls(talk.messages[turn], until[len(before) :])
+        masked = empty_thought(talk.messages[turn], until[len(before) :])
+        found.append(Answer(before, until, masked))
+    return found
+
+
+def check_calls(message: dict[str, Any], text: str) -> None:
+    """Many templates know no tool calls. What they write instead is an empty answer."""
+    for call in message.get("tool_calls") or ():
+        if call["function"]["name"] not in text:
+            raise TemplateError(
+                "the chat template leaves out the tool calls of an answer, so it would be learned "
+                "empty; set a `chat_template` that writes them, or leave such rows out"
+            )
+
+
+def empty_thought(message: dict[str, Any], text: str) -> int:
+    """The length of an empty thought that the template wrote by itself."""
+    found = EMPTY_THOUGHT.match(text, len(text) - len(text.lstrip()))
+    own = message["content"].lstrip().startswith("<think>")
+    return found.end() if found and not own else 0
+
+
+def cut(text: str, spans: list[Answer]) -> list[Piece]:
+    """The text up to the last answer's end, in pieces; the answers are trained on."""
+    pieces, position = [], 0
+    for answer in spans:
+        pieces += [(text[position : answer.start], False), (text[answer.start : answer.end], True)]
+        position = answer.end
+    return [piece for piece in pieces if piece[0]]
+
+
+def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
+    """`train_on: all`: everything but the turns of weight 0, and empty thoughts."""
+    text = texts[id(talk), len(talk.messages), False].rstrip("\n ")
+    left_out = answers(talk, skipped(talk), texts)
+    if not all(text.startswith(answer.until.rstrip("\n ")) for answer in left_out):
+        raise TemplateError(
+            "the chat template rewrites earlier turns, so a turn of weight 0 cannot be left out "
+            "of `train_on: all`; use `train_on: completions`"
+        )
+    rest = text[left_out[-1].end if left_out else 0 :]
+    pieces: list[Piece] = []
+    for piece, masked in (*cut(text, left_out), (rest, False)):
+        parts = EMPTY_THOUGHT.split(piece)  # every second is a thought
+        pieces += [(part, not masked and not i % 2) for i, part in enumerate(parts) if part]
+    thoughts = len(EMPTY_THOUGHT.findall(text))
+    return Rendered([pieces], thoughts)
