@@ -171,7 +171,7 @@ def touched(before: dict, after: dict) -> set[str]:
     return {stage for stage in before if before[stage] != after[stage]}
 
 
-@pytest.mark.parametrize(("section", "change", "expected"), CHANGES, ids=str)
+@pytest.mark.parametrize(("section", "change", "expected"), CHANGES)
 def test_change_touches_the_right_stages(section, change, expected) -> None:
     kind, name = section
     before = all_settings(config_with())
