@@ -15,7 +15,10 @@ EXAMPLES = ROOT / "config" / "examples"
 DEFAULT = {"make_intents": 1, "train": 2, "plan_run": 2, "merge": 2, "evaluate_run": 2}
 ONE_RUN = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 1)
 SWEEP = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 5)
-SHARED = ("fetch_model", "prepare_data", "tokenize_data", "evaluate_baseline", "compare", "all")
+SHARED = (
+    *("fetch_model", "prepare_data", "tokenize_data", "check_data", "evaluate_baseline"),
+    *("compare", "all"),
+)
 
 
 def dry_run(*args: str, cwd: Path) -> str:
@@ -78,6 +81,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         ("fetch_model", None, 1),
         ("prepare_data", None, 8),
         ("tokenize_data", None, 8),
+        ("check_data", None, 1),
         ("plan_run", None, 1),
         ("train", 2, 8),
         ("merge", 0, 4),

@@ -131,9 +131,9 @@ rule check_data:
         "logs/check_data/{dataset}/{model}.log",
     benchmark:
         "benchmarks/check_data/{dataset}/{model}.tsv"
+    priority: 1
     conda:
         "../../envs/finetune.yaml"
-    priority: 1
     threads: 1
     resources:
         mem_mb=1000,
