@@ -21,11 +21,10 @@ from finetune.utf8 import is_utf8
 if TYPE_CHECKING:
     import datasets
 
-NAMED = {
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
+HELD_OUT = re.compile(r"(test)|(validation|valid|val|dev)")
+"""Names of held-out files, without their ending."""
+SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?")
+"""What follows the name of a file that is one of several, as on the hub: -00000-of-00003."""
 COMMIT = re.compile(r"@([0-9a-f]{40})/")
 
 
@@ -68,8 +67,14 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
 
 
 def split_in_name(file: str) -> str | None:
-    """A folder of train.jsonl, test.jsonl and the like brings its own splits."""
-    return NAMED.get(Path(file).name.partition(".")[0].lower())
+    """A folder of train.jsonl, test.jsonl and the like brings its own held-out splits."""
+    stem = Path(file).name.partition(".")[0].lower()
+    if (found := HELD_OUT.match(stem)) is None:
+        return None
+    rest = stem[found.end() :]
+    if rest and not SHARD.fullmatch(rest):  # testimony.csv
+        return None
+    return "test" if found[1] else "validation"
 
 
 def joined(*parts: str | None) -> str:
