@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -72,3 +75,35 @@ def test_killed_worker_is_an_error_and_no_hang(monkeypatch) -> None:
         "a worker process died, most likely for want of memory (else the log says why). Give the "
         "job more (mem_mb) or fewer threads."
     )
+
+
+def test_killed_parent_leaves_no_workers() -> None:
+    code = "import test_parallel; test_parallel.print_workers()"
+    command = [sys.executable, "-c", code]
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = os.environ | {"PYTHONPATH": path}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as parent:
+        workers = [int(parent.stdout.readline()) for _ in range(2)]
+        parent.kill()
+    until = time.monotonic() + 20
+    while any(map(runs, workers)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(runs, workers))
+
+
+def print_workers() -> None:
+    """Both have run, and the stream goes on for ever."""
+    parallel.ALONE = 0
+    seen = set()
+    for _, pid in in_order(slow, (n + 20 for n in range(10**9)), 2):
+        if pid not in seen:
+            print(pid, flush=True)
+        seen.add(pid)
+
+
+def runs(pid: int) -> bool:
+    """Not gone, nor waiting to be collected."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

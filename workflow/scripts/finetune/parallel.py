@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -35,8 +37,18 @@ def in_order(
         return
     # spawned: a fork would copy the threads' locks of Arrow and tokenizers in any state
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with ProcessPoolExecutor(processes, context, end_with_parent) as pool:
         yield from windowed(pool, function, chain([item], items), AHEAD * processes)
+
+
+def end_with_parent() -> None:
+    """A worker waits for work. If nobody is left to give it any, it would wait for ever."""
+    threading.Thread(target=wait_and_exit, daemon=True).start()
+
+
+def wait_and_exit() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def windowed(
