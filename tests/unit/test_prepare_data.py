@@ -722,3 +722,19 @@ def test_number_of_processes_changes_nothing(kind, prepare, monkeypatch) -> None
         )
     assert results[0] == results[1]
     assert len(results[0][2]) > 20
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "folder/new.jsonl"])
+def test_file_that_changes_while_it_is_read(name, prepare, monkeypatch) -> None:
+    Path("folder").mkdir()
+    write("a.jsonl", pair("a"))
+    write("folder/b.jsonl", pair("b"))
+    read = prepare_data.Preparation.read
+
+    def read_slowly(*args) -> None:
+        read(*args)
+        Path(name).write_text(json.dumps(pair("c", "longer")))
+
+    monkeypatch.setattr(prepare_data.Preparation, "read", read_slowly)
+    with pytest.raises(UserError, match=f"^{name} changed while the rows were read. Run again"):
+        prepare(["a.jsonl", "folder"])
