@@ -78,7 +78,7 @@ def test_no_files() -> None:
     Path("empty").mkdir()
     assert refusal("absent.csv").startswith("there is no file absent.csv here (")
     assert refusal("x/*.csv").startswith("there is no file x/*.csv here (")
-    assert refusal("./empty").startswith("empty is no file of rows; known: jsonl, json, csv")
+    assert refusal("./empty").startswith("empty holds no files of rows; known: jsonl, json, csv")
 
 
 def test_text_files_beside_others_are_not_trained_on_unasked() -> None:
@@ -305,3 +305,16 @@ def test_folder_with_splits_of_its_own() -> None:
         Path("folder", f"{name}.jsonl").write_text(f'{{"text": "{name}"}}')
     found = [(into, text) for _, into, [(_, text)] in opened("folder")]
     assert found == [("test", "test"), ("validation", "dev"), (None, "more"), (None, "train")]
+
+
+def test_other_files_of_a_folder_are_named(capsys) -> None:
+    Path("folder").mkdir()
+    Path("folder/a.jsonl").write_text('{"text": "a"}')
+    assert len(opened("folder")) == 1
+    assert capsys.readouterr().err == ""
+    for name in ("b.jsonl.zst", "README.md", "c.csv"):
+        Path("folder", name).touch()
+    assert len(opened("folder")) == 2
+    assert capsys.readouterr().err == (
+        "prepare_data: folder: left out, since they are no files of rows: README.md, b.jsonl.zst\n"
+    )
