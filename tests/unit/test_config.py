@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
-from finetune.config import REFUSED, Batch, Config, Run, Source, complete_run, merge
+from finetune.config import REFUSED, Batch, Config, Dataset, Run, Source, complete_run, merge
 from finetune.config_errors import ConfigError, load_config
 
 ROOT = Path(__file__).parents[2]
@@ -757,3 +758,8 @@ def test_template_options_that_would_change_more_than_the_text(name, tmp_path) -
     changed = {2: f"  small: {{source: org/small, template_options: {{a: 1, {name}: 2}}}}"}
     [line] = faults(tmp_path, text_with(changed))
     assert line.startswith(f"0:2: models.small.template_options: {name}: set by the workflow; only")
+
+
+def test_a_column_mapped_twice_is_refused():
+    with pytest.raises(ValidationError, match="names one column twice"):
+        Dataset(source="a.csv", columns={"prompt": "q", "completion": "q"})

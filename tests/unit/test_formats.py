@@ -142,7 +142,7 @@ def test_columns_map_our_names_to_the_users() -> None:
     ("written", "label"),
     [
         ("yes", "yes"),
-        (" yes ", " yes "),
+        (" yes ", "yes"),
         (3, "3"),
         (3.0, "3"),
         (-1, "-1"),

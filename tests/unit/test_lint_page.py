@@ -97,9 +97,9 @@ CELLS = {
     "sequences, packed or not": ["4,000", "1,000", "1,000"],
     "tokens": ["2,500,000", "100,000", "100,000"],
     "supervised": ["40.0%", "40.0%", "40.0%"],
-    "per example: median (p50)": ["190", "90", "90"],
-    "per example: p90": ["1,080", "200", "200"],
-    "per example: p99": ["1,811", "400", "400"],
+    "before cutting: median (p50)": ["190", "90", "90"],
+    "before cutting: p90": ["1,080", "200", "200"],
+    "before cutting: p99": ["1,811", "400", "400"],
     "longest": ["511", "480", "480"],
     "EOS tokens": ["26,000", "2,000", "2,000"],
     "empty thoughts (turns)": ["77", "0", "0"],
@@ -158,7 +158,7 @@ def test_an_empty_split_divides_by_nothing():
     shown = table(record)
     assert shown["rows read"] == ["1,000", "0", "0"]
     assert shown["supervised"] == ["40.0%", "\N{EN DASH}", "\N{EN DASH}"]
-    assert shown["per example: p99"] == ["400", "\N{EN DASH}", "\N{EN DASH}"]
+    assert shown["before cutting: p99"] == ["400", "\N{EN DASH}", "\N{EN DASH}"]
     assert shown["test rows with a prompt that is trained on"] == ["", "", "0"]
     assert page(record).texts("p").count("None.") == 2
 
@@ -206,7 +206,7 @@ def test_the_page_is_whole_and_accessible():
     assert all("scope" in th["attrs"] for th in shown.all("th"))
     [svg] = shown.all("svg", role="img")
     assert shown.texts("title", id=svg["attrs"]["aria-labelledby"]) == [
-        "How many of 1,000 training examples have how many tokens; max_length is 512"
+        "How many of 1,000 training examples have how many tokens before cutting; max_length is 512"
     ]
     assert not re.search("(src|href|url)\\b", html)  # nothing outside the page
     assert shown.all("script") == []

@@ -290,13 +290,15 @@ def test_what_datasets_makes_of_a_folder(tmp_path, monkeypatch) -> None:
         ("validation-00001-of-00002.parquet", "validation"),
         # like the train split of a hub dataset: by hash into the splits that nothing brings
         ("train.jsonl", None),
+        ("test/part-0.jsonl", "test"),
+        ("dev/1/test_prompts.jsonl", "validation"),
         ("testimony.csv", None),
         ("test_prompts.csv", None),
         ("latest.csv", None),
     ],
 )
 def test_split_in_the_name_of_a_file(name, into) -> None:
-    assert places.split_in_name(f"folder/{name}") == into
+    assert places.split_in_path(f"a/{name}", "a") == into
 
 
 def test_folder_with_splits_of_its_own() -> None:

@@ -449,7 +449,9 @@ MORE = "Give more rows, another split.seed, or"
 )
 def test_empty_split(rows, split, text, prepare) -> None:
     write("a.jsonl", *(pair(f"row {n}") for n in range(rows)))
-    assert refused(prepare, "a.jsonl", split=split, held_out=None) == f"the {text}"
+    assert refused(prepare, "a.jsonl", split=split, held_out=None) == (
+        f"the {text} A .txt file is one row unless sample_by says otherwise."
+    )
 
 
 def test_failure_leaves_what_was_there_and_the_new_rejects(prepare) -> None:

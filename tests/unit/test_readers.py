@@ -77,6 +77,11 @@ FILES: dict[str, tuple[str, str | bytes, list | str]] = {
         '{"a": "ü"}\n'.encode() + '{"a": "Grüße aus München"}\n'.encode("cp1252") + b'{"a": 2}',
         [(1, {"a": "ü"}), (2, CP1252), (3, {"a": 2})],
     ),
+    "one letter that says little": (
+        "x.jsonl",
+        '{"a": "caf\u00e9"}\n'.encode("cp1252"),
+        [(1, CP1252)],
+    ),
     "all lines in cp1251": (
         "x.jsonl",
         '{"a": "да"}\n{"a": "Привет, как твои дела"}\n'.encode("cp1251"),
@@ -158,6 +163,9 @@ FILES: dict[str, tuple[str, str | bytes, list | str]] = {
     "TSV": ("x.tsv", "a\tb\n1,5\t2\n", [(2, {"a": "1,5", "b": "2"})]),
     "empty CSV": ("x.csv", "", []),
     "header alone": ("x.csv", "a,b\n", []),
+    "semicolons": ("x.csv", 'a;b\n"1,5";2\n', [(2, {"a": "1,5", "b": "2"})]),
+    "semicolons in fields": ("x.csv", "a,b\n1;2,3\n", [(2, {"a": "1;2", "b": "3"})]),
+    "spaces about names": ("x.csv", "a, b \n1, 2\n", [(2, {"a": "1", "b": " 2"})]),
     "CSV, CRLF and mark": ("x.csv", b"\xef\xbb\xbfa,b\r\n1,2\r\n", [(2, {"a": "1", "b": "2"})]),
     "header after empty lines": ("x.csv", "\n\na\n1\n", [(4, {"a": "1"})]),
     "empty fields stay": ("x.csv", "a,b\n,\n", [(2, {"a": "", "b": ""})]),

@@ -196,9 +196,17 @@ def test_each_of_several_named_templates_gets_bos_if_it_lacks_it(llama, fix):
 
 def test_a_template_that_cannot_be_rendered_ends_in_one_clear_line(llama, fix, tmp_path):
     path = tmp_path / "mine.jinja"
-    path.write_text("{% for message in messages %}{{ message.content }}")
+    path.write_text("{{ messages[9].content }}")
     with pytest.raises(UserError, match="the chat template refuses a row with the turns user: "):
         fix(chat_template=str(path))
+
+
+def test_a_template_with_a_syntax_error_is_named_with_its_line(fix, tmp_path):
+    path = tmp_path / "mine.jinja"
+    path.write_text("{% for message in messages %}\n{{ message.content }")
+    with pytest.raises(UserError) as caught:
+        fix(chat_template=str(path))
+    assert str(caught.value) == f"{path}:2: no Jinja template: unexpected '}}'"
 
 
 def test_a_tokenizer_that_adds_no_bos_needs_none(tokenizer, fix):

@@ -27,7 +27,7 @@ def main() -> None:
     failed = failed_checks(lint, args.settings["checks"])
     with write_aside(args.output) as aside:
         aside.write_text(lint_page(args.title, lint, failed), encoding="utf-8")
-    verdict = f"{len(failed)} checks failed" if failed else "all checks passed"
+    verdict = f"failed checks: {len(failed)}" if failed else "all checks passed"
     say(f"check_data: {args.title}: {verdict}; see {args.output}")
 
 

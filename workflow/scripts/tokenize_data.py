@@ -32,8 +32,8 @@ from finetune.splits import SPLITS
 from finetune.tokenizer import load_tokenizer
 from finetune.tokens import CLASSES, TOKENS, open_tokens
 
-BATCH = 1_000
-"""Rows encoded at once."""
+BATCH, BATCH_BYTES = 1_000, 4_000_000
+"""Rows encoded at once, or fewer if they are long."""
 
 
 def main() -> None:
@@ -154,7 +154,9 @@ def tokenizer_of(model: Path, trust_remote_code: bool) -> PreTrainedTokenizerBas
 def read_rows(part: Part) -> Iterator[list[dict]]:
     file = pq.ParquetFile(part.rows)
     for batch in file.iter_batches(BATCH, row_groups=part.groups):
-        yield batch.to_pylist()
+        size = max(1, int(BATCH_BYTES / (batch.nbytes / max(1, len(batch)) + 1)))
+        for start in range(0, len(batch), size):
+            yield batch.slice(start, size).to_pylist()
 
 
 def as_batch(encoded: list[tuple], schema: pa.Schema) -> pa.RecordBatch:

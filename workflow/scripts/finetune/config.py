@@ -15,6 +15,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    field_validator,
     model_validator,
 )
 
@@ -241,6 +242,13 @@ class Dataset(Strict):
     batch.global then counts packed rows."""
     checks: Checks = Checks()
     evaluation: Evaluation = Evaluation()
+
+    @field_validator("columns")
+    @classmethod
+    def names_each_column_once(cls, columns: dict[Column, str]) -> dict[Column, str]:
+        if len(set(columns.values())) < len(columns):
+            raise ValueError("names one column twice: an answer would be its own question")
+        return columns
 
 
 class Batch(Strict):

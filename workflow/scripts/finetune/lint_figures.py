@@ -48,7 +48,7 @@ def histogram(edges: list[int], counts: list[int], max_length: int) -> str:
         middle=LEFT + WIDTH / 2,
         below=TOP + HEIGHT + 42,
         half=TOP + HEIGHT / 2,
-        title=f"How many of {sum(counts):,} training examples have how many tokens; "
+        title=f"How many of {sum(counts):,} training examples have how many tokens before cutting; "
         f"max_length is {max_length:,}",
         body="\n".join(parts),
     )

@@ -74,9 +74,9 @@ EXAMPLES = (
 TOKENS = (
     Line("tokens", lambda s: f"{s['tokens']:,}"),
     Line("supervised", lambda s: share(s["supervised_tokens"], s["tokens"]), CAUSAL),
-    Line("per example: median (p50)", length("p50")),
-    Line("per example: p90", length("p90")),
-    Line("per example: p99", length("p99")),
+    Line("before cutting: median (p50)", length("p50")),
+    Line("before cutting: p90", length("p90")),
+    Line("before cutting: p99", length("p99")),
     Line("longest", lambda s: f"{s['longest']:,}"),
     Line("EOS tokens", lambda s: f"{s['eos_tokens']:,}"),
     Line("empty thoughts (turns)", lambda s: f"{s['empty_thoughts']:,}", CAUSAL),

@@ -58,7 +58,7 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
         if Path(path).is_dir():
             say_left_out(path)
         for file in checked(data_files(path), path):
-            into = source["into"] or (split_in_name(file) if Path(path).is_dir() else None)
+            into = source["into"] or (split_in_path(file, path) if Path(path).is_dir() else None)
             yield Place(source, name, read_blocks(Path(file), sample_by), into)
         return
     loaded = load_saved(path) if is_local(path) else load_hub(source)
@@ -68,9 +68,15 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
         yield Place(source, name, blocks, source["into"] or given, commit_of(rows))
 
 
-def split_in_name(file: str) -> str | None:
-    """A folder of train.jsonl, test.jsonl and the like brings its own held-out splits."""
-    stem = Path(file).name.partition(".")[0].lower()
+def split_in_path(file: str, folder: str) -> str | None:
+    """A folder that holds test.jsonl, test/ and the like brings its own held-out splits."""
+    parts = Path(file).relative_to(folder).parts
+    return next(filter(None, map(held_out_by, reversed(parts))), None)
+
+
+def held_out_by(name: str) -> str | None:
+    """`test` for test.csv and for test-00000-of-00002.parquet."""
+    stem = name.partition(".")[0].lower()
     if (found := HELD_OUT.match(stem)) is None:
         return None
     rest = stem[found.end() :]

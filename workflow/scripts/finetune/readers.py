@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -79,7 +79,7 @@ def read_blocks(path: Path, sample_by: str) -> Iterator[Block]:
         elif kind == "txt":
             rows = text_rows(text, sample_by)
         else:
-            rows = csv_rows(text, "\t" if kind == "tsv" else ",")
+            rows = csv_rows(text, "\t" if kind == "tsv" else None)
         while part := list(islice(rows, BLOCK_ROWS)):
             yield Block(str(path), part[0][0], part)
 
@@ -116,6 +116,8 @@ def readable(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: not a whole gzip file ({error}); copy it again") from None
     except FileNotFoundError:
         raise UserError(f"there is no file {path} here ({Path.cwd()})") from None
+    except PermissionError:
+        raise UserError(f"{path} may not be read: chmod it, or ask its owner") from None
 
 
 def line_blocks(file: IO[bytes], place: str) -> Iterator[Block]:
@@ -157,13 +159,19 @@ def is_lines(file: IO[bytes]) -> bool:
     return first.rstrip(BLANK).endswith(b"}")
 
 
-def csv_rows(file: IO[str], delimiter: str) -> Iterator[tuple[int, Row]]:
-    """Rows with the line they start on: a quoted field may hold line breaks."""
+def csv_rows(file: IO[str], delimiter: str | None) -> Iterator[tuple[int, Row]]:
+    """Rows with the line they start on: a quoted field may hold line breaks.
+
+    Without a delimiter it is told from the first line: Excel writes semicolons where the comma is
+    in numbers.
+    """
     csv.field_size_limit(sys.maxsize)  # else a text of 131,073 letters is "not CSV"
-    reader = csv.reader(file, delimiter=delimiter, strict=True)
+    first = file.readline()
+    delimiter = delimiter or (";" if ";" in first and "," not in first else ",")
+    reader = csv.reader(chain([first], file), delimiter=delimiter, strict=True)
     line = 1
     try:
-        header = next(filter(None, reader), [])
+        header = [name.strip() for name in next(filter(None, reader), [])]
         check_names(header)
         line = reader.line_num + 1
         for fields in reader:

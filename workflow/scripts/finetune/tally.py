@@ -76,5 +76,6 @@ class Tally:
                 cure = cure if name in split else "or smaller shares to the others"
                 raise UserError(
                     f"the {name} split is empty ({self.rows.total()} rows in all). Give more rows, "
-                    f"another split.seed, {cure}."
+                    f"another split.seed, {cure}. A .txt file is one row unless "
+                    "sample_by says otherwise."
                 )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from finetune.chat import Conversation, render
 from finetune.cli import UserError
@@ -96,10 +98,21 @@ def set_template(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str 
             known = ", ".join(TEMPLATES)
             raise UserError(f"chat_template {wanted!r} is neither a file nor one of: {known}.")
         text = Path(wanted).read_text(encoding="utf-8")
+        check_syntax(text, wanted)
     if wanted == "chatml" and "<|im_end|>" not in tokenizer.get_vocab():
         raise UserError("chat_template chatml needs <|im_end|> in the vocabulary; use `plain`.")
     tokenizer.chat_template = text
     return f"chat template: {wanted}"
+
+
+def check_syntax(template: str, name: str) -> None:
+    """Compile a template as transformers does."""
+    try:
+        render_jinja_template([[]], chat_template=template)
+    except TemplateSyntaxError as error:
+        raise UserError(f"{name}:{error.lineno}: no Jinja template: {error.message}") from None
+    except Exception:  # it wants turns, which is its right
+        return
 
 
 def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:

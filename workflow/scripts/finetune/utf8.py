@@ -16,6 +16,7 @@ WIDE = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Byte order marks. UTF-32 comes first: one of its marks starts with one of UTF-16's."""
+FEW = 10
 COMMON = ("cp1252", "cp1251", "koi8_r", "shift_jis", "euc_jp", "gb18030", "big5", "euc_kr")
 
 
@@ -36,9 +37,12 @@ def is_utf8(line: bytes) -> bool:
 
 
 def name_encoding(data: bytes) -> str | None:
-    """A likely encoding of text that is not UTF-8."""
+    """A likely encoding of text that is not UTF-8. A few odd letters tell nothing; most often
+    they are of Western Europe."""
     from charset_normalizer import from_bytes
 
+    if sum(byte > 127 for byte in data[:20_000]) < FEW and b"\0" not in data:
+        return COMMON[0]
     best = from_bytes(data[:20_000], cp_isolation=list(COMMON)).best()
     return best.encoding if best else None
 

@@ -23,9 +23,10 @@ def text(value: Any, name: str, empty: bool = False) -> str:
 
 
 def label(value: Any) -> str:
-    """A class, named by a text or a whole number."""
+    """A class, named by a text or a whole number. Spaces around it are no other class."""
     whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return text(str(value if isinstance(value, bool) else int(value)) if whole else value, "label")
+    named = str(value if isinstance(value, bool) else int(value)) if whole else value
+    return text(named, "label").strip()
 
 
 def listed(value: Any, name: str) -> list:
