@@ -80,7 +80,7 @@ def plan_settings(wildcards):
     plan = Path("results", "runs", wildcards.run, "plan.json")
     if plan.exists() and trained_as_configured(wildcards):
         then = json.loads(plan.read_text())["settings"]
-        now |= {key: then[key] for key in stages.PLAN_ONLY}
+        now |= {key: then[key] for key in stages.PLAN_ONLY if key in then}
     return json.dumps(now)
 
 

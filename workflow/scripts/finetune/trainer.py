@@ -1,18 +1,24 @@
-"""transformers.Trainer with exact batches, exact validation loss and throughput."""
+"""transformers.Trainer with exact batches, exact validation loss, throughput, and checkpoints that
+prove complete."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
 
+from finetune import checkpoints
+from finetune.cli import UserError
+from finetune.counters import save_counters
 from finetune.encoding import IGNORED
 from finetune.guards import check_finite
 from finetune.sampling import LengthGroups
 from finetune.scores import batch_scores
+from finetune.stopping import Stopper
 
 
 class LogLastStep(TrainerCallback):
@@ -36,6 +42,14 @@ class FinetuneTrainer(Trainer):
         self.total_tokens = 0
         self.training_seconds = 0.0
         self.since = time.monotonic()
+        self.stopper: Stopper | None = None
+        self.facts: dict = {}
+        """What a checkpoint must have been made with to be gone on from."""
+
+    def stop_with(self, stopper: Stopper) -> None:
+        """Ask it at the end of each step, and within validations."""
+        self.stopper = stopper
+        self.add_callback(stopper)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGroups:
         """Whole global batches: no step is smaller than the configured batch, and accelerate
@@ -72,12 +86,16 @@ class FinetuneTrainer(Trainer):
         """Loss averaged over supervised tokens of the whole split. The inherited one averages
         the means of batches, which weighs short rows more."""
         started = time.monotonic()
-        totals = self.score(self.get_eval_dataloader(eval_dataset)).tolist()
-        nll, tokens, correct = totals
+        with torch.random.fork_rng():  # loaders draw numbers: training would depend on when we look
+            totals = self.score(self.get_eval_dataloader(eval_dataset))
+        self.since += time.monotonic() - started  # validation is no training time
+        if totals is None:
+            self.stopper.stop(self.control)
+            return {}
+        nll, tokens, correct = totals.tolist()
         check_finite(nll / tokens, "the validation loss", self.state.global_step, ["of validation"])
         metrics = {f"{metric_key_prefix}_loss": nll / tokens}
         metrics[f"{metric_key_prefix}_{self.accuracy}"] = correct / tokens
-        self.since += time.monotonic() - started  # validation is no training time
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -85,13 +103,16 @@ class FinetuneTrainer(Trainer):
         return metrics
 
     @torch.no_grad()
-    def score(self, batches: Any) -> torch.Tensor:
-        """Summed row scores over all ranks, each row once."""
+    def score(self, batches: Any) -> torch.Tensor | None:
+        """Summed row scores over all ranks, each row once. None if the run has to stop."""
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64)
         for batch in batches:
+            if self.stopper and self.stopper.agree()[0]:
+                return None
             scores, _ = self.batch_scores(self.model, batch)
             totals += self.accelerator.gather_for_metrics(scores).double().sum(0).cpu()
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         return totals
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -113,3 +134,36 @@ class FinetuneTrainer(Trainer):
             self.counts.zero_()
             self.since = time.monotonic()
         super().log(logs, start_time)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """No step is left of a run that stopped in its last validation, and none may be taken
+        when it stops in one that it makes up for before its first step."""
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """DeepSpeed's own checkpoint holds the weights: they are not gathered for it."""
+        if not (_internal_call and self.is_deepspeed_enabled):
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """All ranks write their parts; then rank 0 declares the checkpoint complete."""
+        started = time.monotonic()
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        if self.is_world_process_zero():
+            checkpoints.remove(folder)  # of a run that was killed while it saved
+        self.accelerator.wait_for_everyone()
+        try:
+            super()._save_checkpoint(model, trial)
+            save_counters(self, folder)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                checkpoints.seal(folder, self.facts)
+        except Exception as error:
+            raise UserError(
+                f"{folder} could not be written: {error}. Free space on its disk; the same command "
+                "goes on from the checkpoint before."
+            ) from error
+        if self.is_world_process_zero():
+            checkpoints.rotate(folder.parent)
+        self.since += time.monotonic() - started  # nor is saving
