@@ -16,6 +16,7 @@ SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
 FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
 STEPS = 10
 """Over one epoch of the small project and into the next."""
+EVERY_STEP = {"checkpoint_minutes": 1e-9}
 
 HOOK = """
 import importlib.abc, importlib.util, os, sys, time
@@ -58,6 +59,11 @@ class Job:
         self.settings = yaml.safe_load((self.base / "runs" / run / "train.yaml").read_text())
         self.plan = made | {"steps": STEPS} | plan
         self.state = folder / "checkpoints"
+
+    def with_settings(self, **settings: object) -> Job:
+        """Keys of the run that plan.json carries: when to save, when to give up."""
+        self.plan["settings"] |= settings
+        return self
 
     def start(self, gpus: int = 2, fault: str = "", **env: str) -> subprocess.Popen:
         """`fault` is the body of fault(self, rank, step), called before each training step."""
@@ -125,6 +131,9 @@ class Job:
         path = self.state / "history.json"
         events = json.loads(path.read_text()) if path.exists() else self.record()["events"]
         return [event["event"] for event in events]
+
+    def checkpoints(self) -> list[int]:
+        return sorted(int(p.name.split("-")[1]) for p in self.state.glob("checkpoint-*"))
 
     def processes(self) -> list[psutil.Process]:
         """Launcher, agent and ranks."""

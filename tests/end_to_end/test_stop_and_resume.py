@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,21 +14,6 @@ from survival import STEPS, Job
 RUNS = ("tiny-qlora", "tiny-full")
 GRACE = 30
 """Seconds between SIGTERM and SIGKILL, by SLURM's default."""
-
-
-@pytest.fixture(scope="session")
-def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Job]:
-    """undisturbed(run): that run, from its beginning to its end at once."""
-    made: dict[str, Job] = {}
-
-    def run(name: str) -> Job:
-        if name not in made:
-            job = Job(finished, tmp_path_factory.mktemp("undisturbed"), name)
-            assert job.finish() == 0, job.log.read_text()[-3000:]
-            made[name] = job
-        return made[name]
-
-    return run
 
 
 @pytest.mark.parametrize("run", RUNS)

@@ -21,6 +21,7 @@ import yaml
 from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
 from finetune.cli import UserError, read_settings, run_script, say
+from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
@@ -46,6 +47,7 @@ def main() -> None:
     with only_launch(args.output.parent) as lock:
         devices = visible_devices()
         check_devices(args.gpus, plan, len(devices))
+        check_space(state, args.settings, read_json(args.model.parent / "model.json"))
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
         facts = facts_of(args.settings, plan, args.tokens, args.model)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from finetune import checkpoints, cli
-from finetune.advice import cheaper
+from finetune.advice import last_remedies
 from finetune.backoff import fitting_micro, smaller_micro
 from finetune.batch import split_batch
 from finetune.cli import say
@@ -68,6 +68,7 @@ class Attempts:
         checkpoint, skipped = checkpoints.newest(self.state)
         for line in skipped:
             say(f"launch: {line}")
+        checkpoints.rotate(self.state)
         self.facts["micro_batch"] = self.micro
         if checkpoint:
             made_with = read_json(checkpoint / checkpoints.MANIFEST)["facts"]
@@ -94,10 +95,8 @@ class Attempts:
         if not self.stopping:
             self.stopping = True
             (self.state / "stop").touch()
-            say(
-                f"launch: {signal.Signals(number).name}: this step is finished and saved first; "
-                "Ctrl-C (again) does not wait"
-            )
+            name = signal.Signals(number).name
+            say(f"launch: {name}: finishing this step and saving; Ctrl-C from now on does not wait")
         elif number == signal.SIGINT:
             self.killed = True
             agent.kill()  # the ranks die with it
@@ -128,8 +127,8 @@ class Attempts:
         where = f"rank {rank} ran out of memory at step {step} with micro-batch {self.micro}"
         if micro is None:
             self.note("failed", outcome["step"], text=outcome["text"])
-            advice = cheaper(self.plan["settings"], self.plan["memory"]["parts"])
-            say(f"ERROR train: {where}. {advice} {self.resumes()}".strip())
+            advice = last_remedies(self.plan["settings"])
+            say(f"ERROR train: {where}, one row at a time. {advice} {self.resumes()}")
             return FAILED
         self.note("out of memory", outcome["step"], rank=rank, next_micro_batch=micro)
         self.micro = micro
@@ -144,9 +143,8 @@ class Attempts:
     def on_hang(self, outcome: dict) -> int:
         minutes = self.plan["settings"]["timeout_minutes"]
         text = (
-            f"rank {outcome['rank']} did nothing for {minutes:g} minutes after step "
-            f"{outcome['step']}. The log shows where each rank stood. If that was slow and not "
-            "hung, raise timeout_minutes."
+            f"nothing moved for {minutes:g} minutes after step {outcome['step']}. The log shows "
+            "where each rank stood. If that was slow and not hung, raise timeout_minutes."
         )
         return self.fail(text, outcome["step"])
 

@@ -42,7 +42,7 @@ def told(folder: Path) -> Iterator[Place]:
 
 def tell(folder: Path, error: Exception, step: int) -> None:
     text, kind = describe(error), "oom" if is_out_of_memory(error) else "error"
-    if not isinstance(error, UserError):
+    if not isinstance(error, UserError) or error.__cause__:
         traceback.print_exc()
         time.sleep(0 if kind == "oom" else ECHO)
     line = f"ERROR train: {text}"

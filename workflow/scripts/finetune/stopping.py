@@ -38,8 +38,10 @@ class Stopper(TrainerCallback):
         control.should_save = control.should_training_stop = True
         control.should_evaluate = False
 
-    def on_train_begin(self, *_: object, **__: object) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
         self.saved = time.monotonic()
+        if self.agree()[0]:  # before a step: there is nothing new to save
+            self.stopped = control.should_training_stop = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         stop, due = self.agree(time.monotonic() - self.saved >= self.seconds)

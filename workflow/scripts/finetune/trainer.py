@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
 
 from finetune import checkpoints
+from finetune.backoff import is_out_of_memory
 from finetune.cli import UserError
 from finetune.counters import save_counters
 from finetune.encoding import IGNORED
@@ -160,9 +161,11 @@ class FinetuneTrainer(Trainer):
             if self.is_world_process_zero():
                 checkpoints.seal(folder, self.facts)
         except Exception as error:
+            if is_out_of_memory(error):
+                raise
             raise UserError(
-                f"{folder} could not be written: {error}. Free space on its disk; the same command "
-                "goes on from the checkpoint before."
+                f"{folder} could not be written: {error}. See that its disk has space; the same "
+                "command goes on from the checkpoint before."
             ) from error
         if self.is_world_process_zero():
             checkpoints.rotate(folder.parent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from finetune.faults import Place
 from finetune.outcome import claim
 from finetune.processes import PARENT, STACKS
 
-SECONDS_TO_PRINT = 2.0
+SECONDS_TO_PRINT = 0.5
 
 
 class Watchdog(TrainerCallback):
@@ -42,9 +43,17 @@ class Watchdog(TrainerCallback):
             time.sleep(left)
         if claim(self.folder, "hang", rank=self.rank, step=self.place.step):
             for process in ranks():
-                process.send_signal(STACKS)
-        time.sleep(SECONDS_TO_PRINT)
+                show_stacks(process)
+        else:  # another rank does it, and ends them all
+            time.sleep(self.seconds)
         os._exit(1)
+
+
+def show_stacks(process: psutil.Process) -> None:
+    rank = process.environ().get("RANK", "0")
+    print(f"\nwatchdog: where rank {rank} (process {process.pid}) stands", file=sys.stderr)
+    process.send_signal(STACKS)
+    time.sleep(SECONDS_TO_PRINT)
 
 
 def ranks() -> list[psutil.Process]:
