@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from survival import STEPS, Job
+from survival import EVERY_STEP, STEPS, Job
 
 RUNS = ("tiny-qlora", "tiny-full")
 GRACE = 30
@@ -36,3 +36,58 @@ def test_losses_and_weights_are_those_of_an_undisturbed_run(
     assert job.record()["steps"] == STEPS
     assert job.record()["tokens"] == undisturbed(run).record()["tokens"]
     assert not job.state.exists()
+
+
+STOP_IN_VALIDATION = """
+def ask(batches, score=self.score):
+    if self.state.global_step == {step}:
+        open(self.args.output_dir + "/stop", "w").close()
+    return score(batches)
+if step == 1:
+    self.score = ask
+"""
+
+
+@pytest.mark.parametrize("step", [4, STEPS])
+def test_a_validation_that_was_cut_short_is_made_up_for(
+    finished: Path, tmp_path: Path, undisturbed, step: int
+) -> None:
+    """In the middle, and after the last step, when nothing is left to train."""
+    job = Job(finished, tmp_path)
+    assert job.finish(fault=STOP_IN_VALIDATION.format(step=step)) == 75
+    assert job.checkpoints() == [step]
+    assert job.lines()[-1]["step"] == step
+    assert "eval_loss" not in job.lines()[-1]
+    assert job.finish() == 0, job.log.read_text()[-3000:]
+    assert job.losses() == undisturbed("tiny-qlora").losses()
+    assert job.weights() == undisturbed("tiny-qlora").weights()
+    assert job.record()["steps"] == STEPS
+
+
+def test_a_stop_before_the_first_step_saves_nothing_and_loses_nothing(
+    finished: Path, tmp_path: Path
+) -> None:
+    job = Job(finished, tmp_path, steps=2)
+    job.start()
+    while len(job.processes()) < 4:  # the ranks load libraries
+        assert job.process.poll() is None
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(timeout=60) == 75
+    assert job.checkpoints() == []
+    assert job.finish() == 0
+    assert job.events() == ["started", "stopped", "started"]
+
+
+def test_a_number_that_is_none_keeps_the_last_good_checkpoint(
+    finished: Path, tmp_path: Path
+) -> None:
+    job = Job(finished, tmp_path).with_settings(**EVERY_STEP)
+    fault = """
+if step == 4:
+    for parameter in self.model.parameters():
+        if parameter.requires_grad: parameter.data.fill_(float("nan"))
+"""
+    assert job.finish(fault=fault) == 1
+    [line] = [line for line in job.said().splitlines() if "ERROR" in line]
+    assert "the loss is nan at step 4, rows rows.jsonl:" in line
+    assert job.checkpoints() == [2, 3]

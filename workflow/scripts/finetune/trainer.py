@@ -4,6 +4,7 @@ prove complete."""
 from __future__ import annotations
 
 import time
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class FinetuneTrainer(Trainer):
         self.total_tokens = 0
         self.training_seconds = 0.0
         self.since = time.monotonic()
+        self.rows_of_step: list[torch.Tensor] = []
         self.stopper: Stopper | None = None
         self.facts: dict = {}
         """What a checkpoint must have been made with to be gone on from."""
@@ -69,10 +71,23 @@ class FinetuneTrainer(Trainer):
         self.counts[0] += inputs["attention_mask"].sum() if tokens is None else tokens
         self.counts[1] += self.supervised(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if not torch.isfinite(loss):
-            names = [self.train_dataset[index]["id"] for index in rows.tolist()]
-            check_finite(loss.item(), "the loss", self.state.global_step + 1, names)
+        self.check_finite(loss, "the loss", rows)
+        self.rows_of_step.append(rows)
         return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Checked at every step, and so before a checkpoint. Under fp16 the scaler skips such
+        steps and goes on."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is not None and not self.args.fp16:
+            self.check_finite(norm, "the gradient norm", torch.cat(self.rows_of_step))
+        self.rows_of_step = []
+        return norm
+
+    def check_finite(self, value: torch.Tensor | float, what: str, rows: torch.Tensor) -> None:
+        if not isfinite(value):
+            names = [self.train_dataset[index]["id"] for index in rows.tolist()]
+            check_finite(float(value), what, self.state.global_step + 1, names)
 
     def supervised(self, inputs: dict) -> torch.Tensor:
         """Tokens of a batch that the loss is taken on."""
@@ -119,9 +134,6 @@ class FinetuneTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens seen and tokens per second, over all ranks, to training lines."""
         if "loss" in logs:
-            if self.args.bf16:  # under fp16 the scaler skips such steps and goes on
-                norm, step = logs.get("grad_norm", 0.0), self.state.global_step
-                check_finite(norm, "the gradient norm", step, ["of this step"])
             tokens, supervised = self.accelerator.reduce(self.counts, "sum").tolist()
             seconds = time.monotonic() - self.since
             self.total_tokens += int(tokens)
