@@ -7,34 +7,42 @@ import random
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from chaos import KINDS, STEPS, Chaos, Cost, table
 
 RUNS = ("tiny-qlora", "tiny-full")
+BF16 = 0.01
 
 
-def weights(folder: Path) -> dict:
+def weights(folder: Path) -> dict[str, torch.Tensor]:
     [file] = (folder / "trained").glob("*.safetensors")
     return load_file(file)
 
 
+def lines(folder: Path, name: str) -> dict[int, float]:
+    """What was logged, by step; each step once."""
+    logged = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    found = [(line["step"], line[name]) for line in logged if name in line]
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
 def check(calm: Path, disturbed: Path, costs: list[Cost]) -> None:
-    """Bitwise, but where memory ran out: another micro-batch rounds otherwise."""
+    """Bitwise, but where memory ran out: another micro-batch rounds otherwise, in bf16, and Adam
+    makes whole steps of the least gradients. The losses agree there."""
     record = json.loads((disturbed / "train.json").read_text())
     assert (record["steps"], record["global_batch"]) == (STEPS, 4)
-    lines = [json.loads(x) for x in (disturbed / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines if "loss" in line] == list(range(1, STEPS + 1))
-    assert [line["step"] for line in lines if "eval_loss" in line] == list(range(2, STEPS + 1, 2))
     events = [event["event"] for event in record["events"]]
     assert len(events) > len(costs)
-    expected, found = weights(calm), weights(disturbed)
-    same = all(expected[name].equal(found[name]) for name in expected)
-    if "out of memory" in events:
-        for name, tensor in expected.items():
-            assert found[name].float().sub(tensor.float()).norm() < 0.05 * tensor.float().norm()
-    else:
-        assert same, events
+    tolerance = BF16 if "out of memory" in events else 0
+    for name in ("loss", "eval_loss", "tokens"):
+        expected, found = lines(calm, name), lines(disturbed, name)
+        assert found == pytest.approx(expected, rel=tolerance, abs=0), name
+    if not tolerance:
+        expected, found = weights(calm), weights(disturbed)
+        assert all(expected[name].equal(found[name]) for name in expected), events
 
 
 @pytest.fixture(scope="session")
