@@ -78,7 +78,7 @@ def test_no_files() -> None:
     Path("empty").mkdir()
     assert refusal("absent.csv").startswith("there is no file absent.csv here (")
     assert refusal("x/*.csv").startswith("there is no file x/*.csv here (")
-    assert refusal("./empty").startswith("empty is no file of rows; known: jsonl, json, csv")
+    assert refusal("./empty").startswith("empty holds no files of rows; known: jsonl, json, csv")
 
 
 def test_text_files_beside_others_are_not_trained_on_unasked() -> None:
@@ -276,3 +276,45 @@ def test_what_datasets_makes_of_a_folder(tmp_path, monkeypatch) -> None:
         ("org/name", "test", [("org/name/test:1", "c")]),
         ("org/name", None, [("org/name/train:1", "a"), ("org/name/train:2", "b")]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "into"),
+    [
+        ("test.jsonl", "test"),
+        ("TEST.csv.gz", "test"),
+        ("test-00000-of-00002.parquet", "test"),
+        ("test_1.jsonl", "test"),
+        ("dev.jsonl", "validation"),
+        ("val.tsv", "validation"),
+        ("validation-00001-of-00002.parquet", "validation"),
+        # like the train split of a hub dataset: by hash into the splits that nothing brings
+        ("train.jsonl", None),
+        ("testimony.csv", None),
+        ("test_prompts.csv", None),
+        ("latest.csv", None),
+    ],
+)
+def test_split_in_the_name_of_a_file(name, into) -> None:
+    assert places.split_in_name(f"folder/{name}") == into
+
+
+def test_folder_with_splits_of_its_own() -> None:
+    Path("folder").mkdir()
+    for name in ("train", "test", "dev", "more"):
+        Path("folder", f"{name}.jsonl").write_text(f'{{"text": "{name}"}}')
+    found = [(into, text) for _, into, [(_, text)] in opened("folder")]
+    assert found == [("test", "test"), ("validation", "dev"), (None, "more"), (None, "train")]
+
+
+def test_other_files_of_a_folder_are_named(capsys) -> None:
+    Path("folder").mkdir()
+    Path("folder/a.jsonl").write_text('{"text": "a"}')
+    assert len(opened("folder")) == 1
+    assert capsys.readouterr().err == ""
+    for name in ("b.jsonl.zst", "README.md", "c.csv"):
+        Path("folder", name).touch()
+    assert len(opened("folder")) == 2
+    assert capsys.readouterr().err == (
+        "prepare_data: folder: left out, since they are no files of rows: README.md, b.jsonl.zst\n"
+    )

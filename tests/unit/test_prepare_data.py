@@ -325,7 +325,7 @@ def limited(prepare, rows: int, *files: list) -> tuple[list[str], dict]:
 @pytest.mark.parametrize("size", [1, 1_000_000])
 def test_limit_over_several_files(size, threads, prepare, monkeypatch) -> None:
     monkeypatch.setattr(readers, "BLOCK_BYTES", size)
-    monkeypatch.setattr(parallel, "ALONE", 1)
+    monkeypatch.setattr(parallel, "ALONE", 0)
     first = [pair("one"), "{", pair("two"), "{"]
     second = ["{", pair("one"), pair("three"), "{", pair("four"), *["{"] * 30]
     for limit, taken, duplicates, rejected in (
@@ -706,7 +706,7 @@ def test_order_and_number_of_files_move_no_row(pairs, order, cut, prepare) -> No
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "saved"])
 def test_number_of_processes_changes_nothing(kind, prepare, monkeypatch) -> None:
-    monkeypatch.setattr(parallel, "ALONE", 1)
+    monkeypatch.setattr(parallel, "ALONE", 0)
     for module, name in ((readers, "BLOCK_BYTES"), (readers, "BLOCK_ROWS"), (places, "BLOCK_ROWS")):
         monkeypatch.setattr(module, name, 20)
     rows = [pair(p, "" if n % 11 == 0 else "Yes.") for n, p in enumerate(PROMPTS + PROMPTS[:5])]
@@ -722,3 +722,19 @@ def test_number_of_processes_changes_nothing(kind, prepare, monkeypatch) -> None
         )
     assert results[0] == results[1]
     assert len(results[0][2]) > 20
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "folder/new.jsonl"])
+def test_file_that_changes_while_it_is_read(name, prepare, monkeypatch) -> None:
+    Path("folder").mkdir()
+    write("a.jsonl", pair("a"))
+    write("folder/b.jsonl", pair("b"))
+    read = prepare_data.Preparation.read
+
+    def read_slowly(*args) -> None:
+        read(*args)
+        Path(name).write_text(json.dumps(pair("c", "longer")))
+
+    monkeypatch.setattr(prepare_data.Preparation, "read", read_slowly)
+    with pytest.raises(UserError, match=f"^{name} changed while the rows were read. Run again"):
+        prepare(["a.jsonl", "folder"])

@@ -12,8 +12,8 @@ from transformers import TrainerState
 from finetune.sampling import GROUPED, LengthGroups
 
 
-def drawn(lengths, size, epoch=0, seed=0):
-    sampler = LengthGroups(lengths, size, seed)
+def drawn(lengths, size, epoch=0, seed=0, grouped=GROUPED):
+    sampler = LengthGroups(lengths, size, seed, grouped)
     sampler.set_epoch(epoch)
     rows = list(sampler)
     assert len(rows) == len(sampler)
@@ -43,6 +43,20 @@ def test_batches_hold_rows_of_like_length():
     assert padding(drawn(given, 8)) < 0.1
     # micro-batches are cut from a global batch in its order
     assert padding(drawn(given, 32).reshape(-1, 8)) < 0.03
+
+
+def test_without_grouping_the_batches_are_a_plain_permutation_with_sorted_rows():
+    """So a step's gradient is that of a shuffled run, and only its micro-batches differ."""
+    given = lengths(2_000)
+    batches = drawn(given, 32, grouped=1)
+    expected = np.random.default_rng([0, 0]).permutation(2_000)[:1984].reshape(-1, 32)
+    assert {frozenset(b) for b in batches.tolist()} == {frozenset(b) for b in expected.tolist()}
+    assert (np.diff(given[batches], axis=1) <= 0).all()
+
+    def padding(batches):
+        return 1 - given[batches].sum() / (given[batches].max(1) * batches.shape[1]).sum()
+
+    assert padding(batches.reshape(-1, 4)) < 0.25 < 0.4 < padding(expected.reshape(-1, 4))
 
 
 def test_long_and_short_batches_come_mixed():

@@ -235,7 +235,9 @@ def data(tmp_path, monkeypatch):
 
 
 FOLDER = [
-    *("data/a.csv.gz", "data/b.jsonl", "data/link.csv"),
+    *("data/a.csv.gz", "data/b.jsonl"),
+    "data/broken.csv",  # a link to nothing: an error is better than a gap in the data
+    "data/link.csv",
     *("data/linked/e.csv", "data/sub/c.tsv"),
 ]
 
@@ -247,10 +249,10 @@ FOLDER = [
         ("data/", FOLDER),
         ("linked", ["linked/e.csv"]),
         ("folder.csv", ["folder.csv/f.csv"]),
-        ("data/*.csv*", ["data/a.csv.gz", "data/link.csv"]),
+        ("data/*.csv*", ["data/a.csv.gz", "data/broken.csv", "data/link.csv"]),
         ("data/**/*.tsv", ["data/sub/c.tsv"]),
         ("data/?.jsonl", ["data/b.jsonl"]),
-        ("data/*", ["data/README.md", "data/a.csv.gz", "data/b.jsonl", "data/link.csv"]),
+        ("data/*", ["data/README.md", *FOLDER[:4]]),
         ("odd[1].csv", ["odd[1].csv"]),
         (
             "saved",

@@ -3,7 +3,8 @@
 import pytest
 
 from chats import encoded, family, marked, row, talk, taught, turn
-from finetune.chat import Conversation
+from finetune import spans
+from finetune.chat import Conversation, render
 from finetune.examples import encode_conversation
 from finetune.spans import Answer, cut, render_conversations
 
@@ -33,8 +34,8 @@ def test_an_answer_ends_with_its_marker(before, until, start, end):
 
 def test_pieces_are_the_text_whole_and_once():
     text = "u:\n\nv:no</s>\n"
-    spans = [Answer("u:\n", "u:\n\n"), Answer("u:\n\nv:", text)]
-    pieces = cut(text, spans)
+    answers = [Answer("u:\n", "u:\n\n"), Answer("u:\n\nv:", text)]
+    pieces = cut(text, answers)
     assert pieces == [("u:\n", False), ("\nv:", False), ("no</s>", True)]
 
 
@@ -136,3 +137,21 @@ def test_the_empty_thought_of_a_turn_of_weight_0_is_not_trained_on(chatml):
         "<|im_end|>⟦\n<|im_start|>user\noff<|im_end|>\n<|im_start|>assistant\n⟧<think>\n\n"
         "</think>\n⟦no<|im_end|>⟧"
     )
+
+
+def test_long_conversations_are_rendered_a_few_at_once(chatml, monkeypatch):
+    turns = [("user", "a" * 50), ("assistant", "b" * 50)] * 3
+    messages = [{"role": role, "content": content} for role, content in turns]
+    talks = [Conversation(messages, learned=(1, 3, 5)) for _ in range(5)]
+    together = render_conversations(chatml, talks, "completions", {})
+    rendered = []
+
+    def counted(tokenizer, jobs, options):
+        jobs = list(jobs)
+        rendered.append(len(jobs))
+        return render(tokenizer, jobs, options)
+
+    monkeypatch.setattr(spans, "render", counted)
+    monkeypatch.setattr(spans, "LETTERS", 2 * 300 * (1 + 3))
+    assert render_conversations(chatml, talks, "completions", {}) == together
+    assert rendered == [12, 12, 6]  # two texts for each answer

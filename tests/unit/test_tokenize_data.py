@@ -11,6 +11,7 @@ import pytest
 
 import tokenize_data
 from chats import family, row, talk, turn
+from finetune import parallel
 from finetune.cli import UserError
 from finetune.encoding import IGNORED
 from finetune.files import check_complete
@@ -46,6 +47,8 @@ def run(tmp_path, monkeypatch):
     """run(train=…, validation=…, test=…, **settings): the rule; gives folder and lint.json."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     tokenize_data.tokenizer_of.cache_clear()
+
+    monkeypatch.setattr(parallel, "ALONE", 0)  # else so few rows are done in one process
 
     def run(train=ROWS, validation=(), test=(), name="chatml", threads=1, group=1000, **changes):
         family(name).save_pretrained(tmp_path / "model")

@@ -36,6 +36,7 @@ def orders(rows, micro, accumulation, world_size, epochs=2, seed=3):
     trainer = SimpleNamespace(
         args=arguments,
         train_dataset={"length": [5 + row % 7 for row in range(rows)]},
+        grouped=1,
         add_callback=lambda callback: None,
     )
     loaders = []

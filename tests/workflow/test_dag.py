@@ -33,14 +33,16 @@ def dry_run(*args: str, cwd: Path) -> str:
         ("config/config.yaml", DEFAULT),
         ("config/examples/classification.yaml", DEFAULT),
         ("config/examples/own-data.yaml", ONE_RUN),
+        ("config/examples/mixed-data.yaml", ONE_RUN),
         ("config/examples/qlora-7b-2gpus.yaml", ONE_RUN),
         ("config/examples/full-8b-zero3-8gpus.yaml", ONE_RUN),
         ("config/examples/sweep.yaml", SWEEP),
     ],
 )
 def test_job_counts(config: str, runs: dict[str, int], tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.jsonl").write_text("{}\n")
+    (tmp_path / "data" / "chats").mkdir(parents=True)
+    for name in ("mine.jsonl", "our-test.csv", "chats/a.jsonl.gz"):
+        (tmp_path / "data" / name).touch()
     output = dry_run("--configfile", str(ROOT / config), cwd=tmp_path)
     assert job_counts(output) == runs | dict.fromkeys(SHARED, 1)
 

@@ -70,7 +70,7 @@ def trained_as_configured(wildcards):
     if not Path(folder, "trained").is_dir() or not Path(folder, "train.json").exists():
         return False
     now = stages.train_settings(run_of(wildcards), model_of(wildcards))
-    return json.loads(Path(folder, "train.json").read_text())["settings"] == now
+    return json.loads(Path(folder, "train.json").read_text()).get("settings") == now
 
 
 def plan_settings(wildcards):
@@ -80,6 +80,7 @@ def plan_settings(wildcards):
     plan = Path("results", "runs", wildcards.run, "plan.json")
     if plan.exists() and trained_as_configured(wildcards):
         then = json.loads(plan.read_text())["settings"]
+        # an older version of this workflow may have known fewer keys
         now |= {key: then[key] for key in stages.PLAN_ONLY if key in then}
     return json.dumps(now)
 

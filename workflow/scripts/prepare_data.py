@@ -8,6 +8,7 @@ source, overlap of test and train, digests of local files and commits of hub dat
 from __future__ import annotations
 
 import argparse
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -43,6 +44,7 @@ def main() -> None:
     args = parser.parse_args()
 
     settings, tally = args.settings, Tally()
+    found = stamps(settings["source"])
     places = open_places(settings["source"], settings["sample_by"])
     with ExitStack() as stack:
         aside = {s: stack.enter_context(write_aside(args.output / f"{s}.parquet")) for s in SPLITS}
@@ -51,6 +53,7 @@ def main() -> None:
         Preparation(settings, tally, writers, rejects).read(places, args.threads)
         tally.check_rejects(settings["max_rejects"])
         tally.check_splits(settings["split"])
+    check_unchanged(found, stamps(settings["source"]))
     origin = {"sources": digests(settings["source"]), "commits": commits(places)}
     write_json(args.output / "stats.json", tally.stats() | origin | {"settings": settings})
     say("prepare_data: " + summary(tally))
@@ -194,10 +197,29 @@ def look(blocks: Iterator[Block]) -> tuple[list[Block], list[dict]]:
     return looked_at, rows
 
 
+def local_files(sources: list[dict]) -> list[str]:
+    paths = (source["path"] for source in sources if is_local(source["path"]))
+    return [file for path in paths for file in data_files(path)]
+
+
+def stamps(sources: list[dict]) -> dict[str, tuple[int, int]]:
+    """Size and date of the local files that are there."""
+    states = {file: os.stat(file) for file in local_files(sources) if os.path.isfile(file)}
+    return {file: (state.st_size, state.st_mtime_ns) for file, state in states.items()}
+
+
+def check_unchanged(before: dict, after: dict) -> None:
+    """Snakemake compares dates with the end of this job: it would never notice."""
+    if changed := [file for file in before | after if before.get(file) != after.get(file)]:
+        raise UserError(
+            f"{', '.join(changed[:3])} changed while the rows were read. Run again when nothing "
+            "writes there any more."
+        )
+
+
 def digests(sources: list[dict]) -> dict[str, str]:
     """SHA-256 of the local files."""
-    paths = (source["path"] for source in sources if is_local(source["path"]))
-    return {file: digest_file(file) for path in paths for file in data_files(path)}
+    return {file: digest_file(file) for file in local_files(sources)}
 
 
 def commits(places: Iterable[Place]) -> dict[str, str]:

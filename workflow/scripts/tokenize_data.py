@@ -13,6 +13,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.examples import Encoder
 from finetune.files import complete_directory, read_json, write_json
-from finetune.isolation import why_not_isolated
 from finetune.lint import SAMPLES, Counts, describe, sample, sample_rows
 from finetune.pack_split import pack_split
 from finetune.parallel import in_order
@@ -53,13 +53,14 @@ def main() -> None:
         "prepared": prepared(args.data),
         "settings": args.settings,
     }
+    counts = tokenize_splits(args, classes)
     for split in SPLITS:
-        counts = tokenize_split(args, split, classes)
-        lint[split] = describe(counts) | samples(args, split, classes, counts.lengths)
-        if split == "train":
-            lint["label_counts"] = [counts.labels[name] for name in classes] if classes else None
-            lint["packing"] = pack(args, counts.lengths, classes)
-            lint["train"] |= lint["packing"].pop("train", {})
+        lengths = counts[split].lengths
+        lint[split] = describe(counts[split]) | samples(args, split, classes, lengths)
+    labels = counts["train"].labels
+    lint["label_counts"] = [labels[name] for name in classes] if classes else None
+    lint["packing"] = pack(args, counts["train"].lengths, classes)
+    lint["train"] |= lint["packing"].pop("train", {})
     write_json(args.output / "lint.json", lint)
     say("tokenize_data: " + summary(lint))
 
@@ -104,25 +105,33 @@ def prepared(data: Path) -> dict:
 class Part:
     """What one process tokenizes at a time."""
 
+    split: str
     rows: Path
     groups: list[int]
     """Row groups of the parquet file."""
     tokens: Path
 
 
-def tokenize_split(args: argparse.Namespace, split: str, classes: list[str] | None) -> Counts:
-    rows = args.data / f"{split}.parquet"
-    count = pq.read_metadata(rows).num_row_groups
+def tokenize_splits(args: argparse.Namespace, classes: list[str] | None) -> dict[str, Counts]:
+    """Token folders of all splits, by one pool of processes. Returns their counts."""
+    counts = {split: Counts() for split in SPLITS}
     work = functools.partial(
         tokenize_part, model=args.model, settings=args.settings, classes=classes
     )
-    total = Counts()
-    with complete_directory(args.output / split) as folder:
-        parts = [Part(rows, [i], folder / f"{i:05d}.arrow") for i in range(count)]
-        # a split without rows is one file without rows, which can be opened
-        for counts in in_order(work, parts or [Part(rows, [], folder / "0.arrow")], args.threads):
-            total.add(counts)
-    return total
+    with ExitStack() as stack:
+        folders = {s: stack.enter_context(complete_directory(args.output / s)) for s in SPLITS}
+        parts = [part for s in SPLITS for part in parts_of(s, args.data, folders[s])]
+        for part, found in zip(parts, in_order(work, parts, args.threads), strict=True):
+            counts[part.split].add(found)
+    return counts
+
+
+def parts_of(split: str, data: Path, folder: Path) -> list[Part]:
+    rows = data / f"{split}.parquet"
+    count = pq.read_metadata(rows).num_row_groups
+    parts = [Part(split, rows, [i], folder / f"{i:05d}.arrow") for i in range(count)]
+    # a split without rows is one file without rows, which can be opened
+    return parts or [Part(split, rows, [], folder / "0.arrow")]
 
 
 def tokenize_part(part: Part, model: Path, settings: dict, classes: list[str] | None) -> Counts:
@@ -159,6 +168,8 @@ def pack(args: argparse.Namespace, lengths: list[int], classes: list[str] | None
     """Pack the training split where that is asked for and safe."""
     asked, why_not = args.settings["packing"], None
     if asked:
+        from finetune.isolation import why_not_isolated
+
         trust = args.settings["trust_remote_code"]
         config = AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
         why_not = "each row has a label of its own" if classes else why_not_isolated(config)

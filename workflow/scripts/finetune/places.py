@@ -14,18 +14,17 @@ import pyarrow as pa
 from finetune.cli import UserError, say
 from finetune.hub import hub_errors
 from finetune.readers import BLOCK_ROWS, Block, read_blocks
-from finetune.sources import data_files, file_kind, is_local, is_saved
+from finetune.sources import data_files, file_kind, is_local, is_saved, visible_files
 from finetune.splits import SPLITS
 from finetune.utf8 import is_utf8
 
 if TYPE_CHECKING:
     import datasets
 
-NAMED = {
-    "train": ("train",),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test",),
-}
+HELD_OUT = re.compile(r"(test)|(validation|valid|val|dev)")
+"""Names of held-out files, without their ending."""
+SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?")
+"""What follows the name of a file that is one of several, as on the hub: -00000-of-00003."""
 COMMIT = re.compile(r"@([0-9a-f]{40})/")
 
 
@@ -56,6 +55,8 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
     path, subset = source["path"], source["subset"]
     name = joined(path, subset, source["split"])
     if is_local(path) and not is_saved(path):
+        if Path(path).is_dir():
+            say_left_out(path)
         for file in checked(data_files(path), path):
             into = source["into"] or (split_in_name(file) if Path(path).is_dir() else None)
             yield Place(source, name, read_blocks(Path(file), sample_by), into)
@@ -68,8 +69,14 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
 
 
 def split_in_name(file: str) -> str | None:
-    """A folder of train.jsonl, test.jsonl and the like brings its own splits."""
-    return NAMED.get(Path(file).name.partition(".")[0].lower())
+    """A folder of train.jsonl, test.jsonl and the like brings its own held-out splits."""
+    stem = Path(file).name.partition(".")[0].lower()
+    if (found := HELD_OUT.match(stem)) is None:
+        return None
+    rest = stem[found.end() :]
+    if rest and not SHARD.fullmatch(rest):  # testimony.csv
+        return None
+    return "test" if found[1] else "validation"
 
 
 def joined(*parts: str | None) -> str:
@@ -88,6 +95,14 @@ def checked(files: list[str], path: str) -> list[str]:
         if not is_utf8(os.fsencode(file)):
             raise UserError(f"the file name {file!a} is not UTF-8; rename the file")
     return files
+
+
+def say_left_out(folder: str) -> None:
+    """A file in a form that is not read (.xlsx, .jsonl.zst) is no silent gap."""
+    others = sorted(file.name for file in visible_files(Path(folder)) if not file_kind(file))
+    if others:
+        listed = ", ".join(others[:5]) + ", …" * (len(others) > 5)
+        say(f"prepare_data: {folder}: left out, since they are no files of rows: {listed}")
 
 
 def load_saved(path: str) -> dict[str, datasets.Dataset]:

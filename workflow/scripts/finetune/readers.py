@@ -60,7 +60,8 @@ def read_blocks(path: Path, sample_by: str) -> Iterator[Block]:
     """Blocks of a file. Raises UserError for a file that cannot be read at all."""
     kind = file_kind(path)
     if kind is None:
-        raise UserError(f"{path} is no file of rows; known: {', '.join(FILE_KINDS)}, each also .gz")
+        what = "holds no files of rows" if path.is_dir() else "is no file of rows"
+        raise UserError(f"{path} {what}; known: {', '.join(FILE_KINDS)}, each also .gz")
     with readable(path), open_binary(path) as file:
         if kind == "parquet":
             with seekable(file, path) as table:

@@ -1,4 +1,4 @@
-"""Which rows make a step: rows of like length, so that little of a batch is padding."""
+"""Which rows make a step, and in which order they come, so that little is padding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch.utils.data import Sampler
 from transformers import TrainerCallback, TrainerState
 
 GROUPED = 50
-"""Global batches among which rows are sorted by length: more would save little padding, and
-make the rows of a step ever more alike."""
+"""Global batches among which rows are sorted by length, where packing was asked for and cannot be.
+More would save little padding, and make the rows of a step ever more alike."""
 
 
 class LengthGroups(Sampler[int], TrainerCallback):
-    """Every epoch another permutation, cut to whole global batches of rows of like length.
+    """Every epoch another permutation, cut to whole global batches.
+
+    Within each, rows are sorted by length: its micro-batches are then of rows of like length, and
+    its gradient is the same. With `grouped` above 1 rows are sorted among so many global batches,
+    which saves more padding and makes the rows of a step alike.
 
     Rows of one global batch follow each other, so its rows depend neither on the micro-batch
     nor on the world size. transformers' LengthGroupedSampler ends in a smaller batch, trains
@@ -25,9 +29,9 @@ class LengthGroups(Sampler[int], TrainerCallback):
     Trainer's callback: after a resume accelerate's loader no longer reaches its sampler.
     """
 
-    def __init__(self, lengths: Sequence[int], size: int, seed: int) -> None:
+    def __init__(self, lengths: Sequence[int], size: int, seed: int, grouped: int = 1) -> None:
         self.lengths = np.asarray(lengths)
-        self.size, self.seed, self.epoch = size, seed, 0
+        self.size, self.seed, self.group, self.epoch = size, seed, grouped * size, 0
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -41,8 +45,8 @@ class LengthGroups(Sampler[int], TrainerCallback):
     def __iter__(self) -> Iterator[int]:
         draw = np.random.default_rng([self.seed, self.epoch])
         rows = draw.permutation(len(self.lengths))[: len(self)]
-        group = GROUPED * self.size
-        groups = [rows[start : start + group] for start in range(0, len(rows), group)]
+        starts = range(0, len(rows), self.group)
+        groups = [rows[start : start + self.group] for start in starts]
         longest_first = [g[np.argsort(-self.lengths[g], kind="stable")] for g in groups]
         batches = np.concatenate([rows[:0], *longest_first]).reshape(-1, self.size)
         yield from self.in_order(batches, draw).ravel().tolist()

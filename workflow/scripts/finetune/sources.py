@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,11 +48,16 @@ def data_files(path: str) -> list[str]:
     itself: Snakemake, or whoever opens it, then says what is missing."""
     if Path(path).is_dir():
         is_data = not_cached if is_saved(path) else file_kind
-        found = [str(file) for file in visible_files(Path(path)) if is_data(file)]
+        found = [str(file) for file in visible_files(Path(path), is_file_or_lost) if is_data(file)]
     else:
         matches = [path] if Path(path).exists() else glob.glob(path, recursive=True)
-        found = [match for match in matches if Path(match).is_file()]
+        found = [match for match in matches if is_file_or_lost(Path(match))]
     return sorted(found) or [path]
+
+
+def is_file_or_lost(path: Path) -> bool:
+    """A link to nothing counts, so that the missing file is an error and not a gap in the data."""
+    return path.is_file() or (path.is_symlink() and not path.exists())
 
 
 def not_cached(file: Path) -> bool:
@@ -107,8 +113,8 @@ def model_inputs(model: Model) -> list[str]:
     return files + (sorted(map(str, visible_files(path))) if path.is_dir() else [model.source])
 
 
-def visible_files(folder: Path) -> list[Path]:
+def visible_files(folder: Path, wanted: Callable[[Path], bool] = Path.is_file) -> list[Path]:
     """All files under a folder, also through links, but hidden ones, such as the .cache/ of
     `hf download`."""
     names = glob.glob("**/*", root_dir=folder, recursive=True)
-    return [folder / name for name in names if (folder / name).is_file()]
+    return [folder / name for name in names if wanted(folder / name)]

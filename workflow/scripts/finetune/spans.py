@@ -23,6 +23,9 @@ Piece = tuple[str, bool]
 EMPTY_THOUGHT = re.compile(r"(<think>\s*</think>\n*)")
 """What templates write before an answer without a thought. To learn it is to unlearn thinking."""
 
+LETTERS = 10_000_000
+"""About as many are rendered at once, if no conversation has more."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -63,9 +66,26 @@ def render_conversations(
     options: dict[str, Any],
 ) -> list[Rendered]:
     """The pieces of each conversation. Raises TemplateError."""
-    texts = render(tokenizer, wanted_texts(talks, train_on), options)
     how = whole_example if train_on == "all" else answer_examples
-    return [how(talk, texts) for talk in talks]
+    rendered: list[Rendered] = []
+    for group in groups(talks):
+        texts = render(tokenizer, wanted_texts(group, train_on), options)
+        rendered += [how(talk, texts) for talk in group]
+    return rendered
+
+
+def groups(talks: Iterable[Conversation]) -> Iterator[list[Conversation]]:
+    """Conversations to render at once. The text up to each answer is rendered, so that of many
+    long ones with many answers would not fit in memory together."""
+    group, letters = [], 0
+    for talk in talks:
+        group.append(talk)
+        letters += (1 + len(talk.learned)) * sum(len(m["content"]) for m in talk.messages)
+        if letters >= LETTERS:
+            yield group
+            group, letters = [], 0
+    if group:
+        yield group
 
 
 def wanted_texts(talks: list[Conversation], train_on: str) -> Iterator[Job]:

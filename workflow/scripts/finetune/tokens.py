@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import datasets
 import numpy as np
 import pyarrow as pa
 
 from finetune.files import digest_file
+
+if TYPE_CHECKING:
+    import datasets
 
 IDS = pa.list_(pa.int32())
 TOKENS = pa.schema(
@@ -24,6 +27,8 @@ PACKS = TOKENS.append(pa.field("lengths", IDS))
 
 def open_tokens(folder: Path) -> datasets.Dataset:
     """One split, memory-mapped. `row` is an index by which error messages find the row."""
+    import datasets
+
     parts = [datasets.Dataset.from_file(str(path)) for path in sorted(folder.glob("*.arrow"))]
     tokens = datasets.concatenate_datasets(parts)
     return tokens.add_column("row", np.arange(len(tokens)))

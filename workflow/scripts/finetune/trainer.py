@@ -36,8 +36,10 @@ class FinetuneTrainer(Trainer):
     batch_scores = staticmethod(batch_scores)
     accuracy = "token_accuracy"
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, grouped: int = 1, **kwargs: Any) -> None:
+        """`grouped`: see LengthGroups."""
         super().__init__(*args, **kwargs)
+        self.grouped = grouped
         self.add_callback(LogLastStep)
         # of this rank, since the last line: non-padding tokens, supervised tokens
         self.counts = torch.zeros(2, dtype=torch.float64, device=self.args.device)
@@ -61,7 +63,7 @@ class FinetuneTrainer(Trainer):
         args = self.args
         size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         seed = args.data_seed if args.data_seed is not None else args.seed
-        sampler = LengthGroups(rows["length"][:], size, seed)
+        sampler = LengthGroups(rows["length"][:], size, seed, self.grouped)
         self.add_callback(sampler)
         return sampler
 

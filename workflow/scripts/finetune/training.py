@@ -34,6 +34,7 @@ from finetune.modeling import compute_dtype, load_for_training
 from finetune.outcome import claim
 from finetune.progress import Progress
 from finetune.provenance import code_commit, peak_memory
+from finetune.sampling import GROUPED
 from finetune.stopping import Stopper
 from finetune.tokenizer import load_tokenizer
 from finetune.tokens import open_tokens
@@ -149,11 +150,18 @@ def build_trainer(
         eval_dataset=open_tokens(args.tokens / "validation"),
         data_collator=RowCollator(tokenizer, attention) if causal else LabelCollator(tokenizer),
         processing_class=tokenizer,
+        grouped=grouping(args.tokens),
     )
     trainer.remove_callback(PrinterCallback)
     if trainer.is_world_process_zero():
         trainer.add_callback(Progress(args.output.parent.name, args.state / LINES))
     return trainer
+
+
+def grouping(tokens: Path) -> int:
+    """How far rows are grouped by length: far, where packing was asked for and cannot be."""
+    packing = read_json(tokens / "lint.json")["packing"]
+    return GROUPED if packing["asked"] and not packing["used"] else 1
 
 
 def save(trainer: FinetuneTrainer, output: Path) -> None:
