@@ -200,6 +200,12 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
 SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
 
 
+MODEL = {
+    **{"parameters": 1000, "linear_layers": [], "layers": 1, "hidden_size": 8, "heads": 1},
+    "vocab_size": 10,
+}
+
+
 class Attempts:
     """Those of a launch that only reports what it was given."""
 
@@ -218,6 +224,7 @@ class Attempts:
 def run(tmp_path, monkeypatch):
     """run(exit code, gpus): what launch.main() gives to the attempts, and its exit code."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
     names = ("plan", "tokens", "model", "output", "metrics", "record", "config")
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
     monkeypatch.setattr(launch, "Attempts", Attempts)
@@ -266,6 +273,13 @@ def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
     with pytest.raises(UserError, match="no GPU was granted"):
         run(gpus=0)
     assert not (tmp_path / "config").exists()
+    assert Attempts.made == []
+
+
+def test_nothing_is_started_on_a_disk_too_small(run, tmp_path):
+    (tmp_path / "model.json").write_text(json.dumps(MODEL | {"parameters": 10**15}))
+    with pytest.raises(UserError, match=r"needs 44000000\.08 GB more \(3 checkpoints"):
+        run()
     assert Attempts.made == []
 
 
