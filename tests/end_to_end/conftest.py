@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from survival import Job
+
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
 
@@ -50,3 +52,18 @@ def frozen(path: Path) -> str:
     import yaml
 
     return json.dumps(yaml.safe_load(path.read_text()))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Job]:
+    """undisturbed(run): that run, from its beginning to its end at once."""
+    made: dict[str, Job] = {}
+
+    def run(name: str) -> Job:
+        if name not in made:
+            job = Job(finished, tmp_path_factory.mktemp("undisturbed"), name)
+            assert job.finish() == 0, job.log.read_text()[-3000:]
+            made[name] = job
+        return made[name]
+
+    return run

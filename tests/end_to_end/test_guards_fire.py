@@ -20,7 +20,8 @@ def train_options(finished: Path, folder: Path, world_size: int) -> list[str]:
         *("--tokens", str(base / "tokens/lights/tiny")),
         *("--model", str(base / "models/tiny/pretrained")),
         *("--output", str(folder / "trained"), "--metrics", str(folder / "metrics.jsonl")),
-        *("--record", str(folder / "train.json"), "--world-size", str(world_size)),
+        *("--record", str(folder / "train.json"), "--state", str(folder / "checkpoints")),
+        *("--world-size", str(world_size), "--micro-batch", "1"),
     ]
 
 
@@ -54,9 +55,10 @@ def test_a_launcher_that_starts_one_process_is_found_out(finished: Path, tmp_pat
 
 BROKEN = """
 import train
+from finetune import training
 from finetune.cli import run_script
 
-load = train.load_for_training
+load = training.load_for_training
 
 def cut(*args):
     model = load(*args)
@@ -64,7 +66,7 @@ def cut(*args):
     layer.register_forward_hook(lambda module, inputs, output: output.detach())
     return model
 
-train.load_for_training = cut
+training.load_for_training = cut
 run_script(train.main)
 """
 

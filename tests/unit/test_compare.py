@@ -234,10 +234,23 @@ def test_loss_figure_has_a_panel_a_dataset_with_units_and_run_names(results, mon
 def test_loss_figure_draws_the_logged_points(results):
     runs = [{"name": "a-qlora", "dataset": "intents"}]
     curves = {"a-qlora": compare.read_curves(results / "a-qlora" / "metrics.jsonl")}
-    [panel] = compare.loss_figure(runs, curves).axes
+    [panel] = compare.loss_figure(runs, curves, {}).axes
     training, validation = panel.get_lines()
     assert training.get_xydata().tolist() == [[2, 4.0], [4, 3.0]]
     assert validation.get_xydata().tolist() == [[4, 2.5]]
+
+
+def test_loss_figure_shows_where_a_run_was_disturbed(results):
+    runs = [{"name": name, "dataset": "intents"} for name in ("a-qlora", "calm")]
+    curves = {run["name"]: {"loss": [(2, 4.0)], "eval_loss": []} for run in runs}
+    steps = {"started": 0, "stopped": 7, "resumed": 7, "out of memory": 9}
+    events = [{"event": event, "step": step} for event, step in steps.items()]
+    [panel] = compare.loss_figure(runs, curves, {"a-qlora": events}).axes
+    upright = [line for line in panel.get_lines() if list(line.get_xdata()) in ([7, 7], [9, 9])]
+    assert len(upright) == 3
+    assert {line.get_color() for line in upright} == {panel.get_lines()[0].get_color()}
+    legend = [text.get_text() for text in panel.get_legend().get_texts()]
+    assert legend == ["a-qlora", "calm", "resumed", "out of memory", "stopped"]
 
 
 def test_memory_figure_tells_the_gpu_from_the_host(results, monkeypatch):
@@ -261,7 +274,7 @@ def test_many_runs_without_logs_or_with_odd_names(results):
     names = ["_odd", *(f"run-{number}" for number in range(20))]
     runs = [{"name": name, "dataset": "intents"} for name in names]
     nothing = {"loss": [], "eval_loss": []}
-    [panel] = compare.loss_figure(runs, dict.fromkeys(names, nothing)).axes
+    [panel] = compare.loss_figure(runs, dict.fromkeys(names, nothing), {}).axes
     assert [text.get_text() for text in panel.get_legend().get_texts()] == names
     looks = {(line.get_color(), line.get_linestyle()) for line in panel.get_lines()[::2]}
     assert len(looks) == len(names)

@@ -2,13 +2,9 @@
 
 import inspect
 import json
-import os
 import re
-import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import snakemake.shell
@@ -154,8 +150,8 @@ def accelerate(monkeypatch):
 
 def options(kind, processes):
     command = launch.accelerate_command(kind, processes)
-    assert command[:3] == [sys.executable, "-m", "accelerate.commands.launch"]
-    return command[3:]
+    assert command[:2] == [sys.executable, str(launch.AGENT)]
+    return command[2:]
 
 
 @pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
@@ -204,86 +200,91 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
 SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
 
 
+MODEL = {
+    **{"parameters": 1000, "linear_layers": [], "layers": 1, "hidden_size": 8, "heads": 1},
+    "vocab_size": 10,
+}
+
+
+class Attempts:
+    """Those of a launch that only reports what it was given."""
+
+    code = 0
+    made: list = []  # noqa: RUF012
+
+    def __init__(self, state, plan, facts, command, env):
+        self.state, self.facts, self.command, self.env = state, facts, command, env
+        self.made.append(self)
+
+    def run(self):
+        return self.code
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """run(exit code, gpus): launch.main() with a launcher that only reports."""
+    """run(exit code, gpus): what launch.main() gives to the attempts, and its exit code."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    (tmp_path / "model.json").write_text(json.dumps(MODEL))
     names = ("plan", "tokens", "model", "output", "metrics", "record", "config")
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
+    monkeypatch.setattr(launch, "Attempts", Attempts)
+    monkeypatch.setattr(launch, "block_stops", lambda: None)
+    monkeypatch.setattr(launch, "facts_of", lambda *_: {"settings": SETTINGS})
 
     def run(code=0, gpus=2):
-        seen = SimpleNamespace()
-        monkeypatch.setattr(
-            *(launch, "run_launcher"),
-            lambda command, env: vars(seen).update(command=command, env=env) or code,
-        )
+        monkeypatch.setattr(Attempts, "code", code)
+        monkeypatch.setattr(Attempts, "made", [])
         argv = ["launch.py", "--settings", json.dumps(SETTINGS), "--gpus", str(gpus)]
         argv += ["--threads", "6"] + [p for n, path in paths.items() for p in (f"--{n}", str(path))]
         monkeypatch.setattr(sys, "argv", argv)
-        launch.main()
-        return seen
+        with pytest.raises(SystemExit) as end:
+            launch.main()
+        assert end.value.code == code
+        return Attempts.made[0]
 
     return run
 
 
-def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path):
+@pytest.mark.parametrize("checkpoint", [None, Path("runs/a/checkpoints/checkpoint-8")])
+def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path, checkpoint):
     seen = run()
     assert yaml.safe_load((tmp_path / "config").read_text()) == SETTINGS
     script = launch.ROOT / "workflow" / "scripts" / "train.py"
     assert script.is_file()
-    after = seen.command[seen.command.index(str(script)) + 1 :]
+    command = seen.command(4, checkpoint)
+    after = command[command.index(str(script)) + 1 :]
     names = ("config", "tokens", "model", "output", "metrics", "record")
     expected = {f"--{name}": str(tmp_path / name) for name in names}
     expected |= {"--plan": str(tmp_path / "plan.json"), "--world-size": "2"}
+    expected |= {"--state": str(tmp_path / "checkpoints"), "--micro-batch": "4"}
+    expected |= {"--resume": str(checkpoint)} if checkpoint else {}
     assert dict(zip(after[::2], after[1::2], strict=True)) == expected
     assert seen.env["OMP_NUM_THREADS"] == "3"
+    assert seen.facts == {"settings": SETTINGS, "world_size": 2}
+    assert seen.state.is_dir()
 
 
-def test_a_failed_training_is_a_failed_job(run):
-    with pytest.raises(SystemExit) as stop:
-        run(code=1)
-    assert stop.value.code == 1
+@pytest.mark.parametrize("code", [0, 1, 75])
+def test_the_job_ends_as_the_last_attempt(run, code):
+    run(code=code)
 
 
 def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
     with pytest.raises(UserError, match="no GPU was granted"):
         run(gpus=0)
     assert not (tmp_path / "config").exists()
+    assert Attempts.made == []
 
 
-def test_training_speaks_to_the_terminal(tmp_path, monkeypatch):
-    """Standard output of the job is the terminal, standard error its log."""
-    script = tmp_path / "speak.py"
-    script.write_text(
-        "import sys, launch\n"
-        "from finetune.cli import run_script\n"
-        "launch.accelerate_command = lambda *_: [sys.executable, '-c', 'print(1 + 1)']\n"
-        "launch.visible_devices = lambda: []\n"
-        "run_script(launch.main)\n"
-    )
-    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    names = ("config", "tokens", "model", "output", "metrics", "record")
-    command = [sys.executable, str(script), "--settings", json.dumps(SETTINGS)]
-    command += ["--gpus", "2", "--threads", "2", "--plan", str(tmp_path / "plan.json")]
-    command += [part for name in names for part in (f"--{name}", str(tmp_path / name))]
-    monkeypatch.setenv("PYTHONPATH", str(Path(launch.__file__).parent))
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.stdout == "2\n", done.stderr
-    assert done.stderr.startswith("launch: ")
+def test_nothing_is_started_on_a_disk_too_small(run, tmp_path):
+    (tmp_path / "model.json").write_text(json.dumps(MODEL | {"parameters": 10**15}))
+    with pytest.raises(UserError, match=r"needs 44000000\.08 GB more \(3 checkpoints"):
+        run()
+    assert Attempts.made == []
 
 
-def test_a_stop_ends_the_launcher_and_what_it_started(tmp_path):
-    """SIGTERM to the job, as SLURM and `kill` send it: no process outlives it."""
-    script = tmp_path / "stop.py"
-    child = "import time, pathlib; pathlib.Path('started').touch(); time.sleep(60)"
-    script.write_text(
-        "import os, sys, launch\n"
-        f"sys.exit(launch.run_launcher([sys.executable, '-c', {child!r}], dict(os.environ)))\n"
-    )
-    env = os.environ | {"PYTHONPATH": str(launch.ROOT / "workflow" / "scripts")}
-    job = subprocess.Popen([sys.executable, str(script)], cwd=tmp_path, env=env)
-    while not (tmp_path / "started").exists():
-        assert job.poll() is None
-        time.sleep(0.05)
-    job.terminate()
-    assert job.wait(timeout=20) != 0
+def test_a_second_launch_of_a_run_is_refused(run, tmp_path):
+    with launch.only_launch(tmp_path), pytest.raises(UserError) as error:
+        run()
+    assert "another launch of this run is alive" in str(error.value)
+    run()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,71 @@ def test_other_users_can_open_the_locks(tmp_path: Path) -> None:
     with leases.lease(1, ["0"], folder):
         assert folder.stat().st_mode & 0o7777 == 0o1777
         assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o666}
+
+
+WORK = """
+import os, random, subprocess, sys, time
+from pathlib import Path
+from finetune import leases
+from finetune.leases import LOCKS, lease, lock_paths
+leases.SECONDS_BETWEEN_TRIES = 0.01
+folder = Path(sys.argv[1])
+rank = '''
+import fcntl, os, sys, time
+from finetune.leases import hold_locks
+hold_locks()
+for path in sys.argv[1:]:  # what a GPU would notice: two jobs on it at once
+    try:
+        fcntl.flock(os.open(path, os.O_CREAT | os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.open(path + " shared", os.O_CREAT | os.O_RDWR)
+print("works", flush=True)
+time.sleep(0.5)
+'''
+with lease(int(sys.argv[2]), [str(i) for i in range(4)], folder / "leases") as ids:
+    env = os.environ | {LOCKS: os.pathsep.join(map(str, lock_paths(ids, folder / "leases")))}
+    used = [str(folder / f"device-{i}") for i in ids]
+    subprocess.run([sys.executable, "-c", rank, *used], env=env)
+"""
+
+
+def start_job(folder: Path, count: int) -> subprocess.Popen:
+    scripts = Path(leases.__file__).parents[1]
+    return subprocess.Popen(
+        [sys.executable, "-c", WORK, str(folder), str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(scripts)},
+    )
+
+
+def test_eight_jobs_killed_at_random_never_share_and_never_leak(tmp_path: Path) -> None:
+    """The ranks of a job that is killed live on for a moment."""
+    draw = random.Random()
+    jobs = [start_job(tmp_path, draw.randint(1, 4)) for _ in range(8)]
+    for job in draw.sample(jobs, 4):
+        assert job.stdout.readline() == "works\n"
+        time.sleep(draw.random() / 2)
+        job.kill()
+    for job in jobs:
+        job.communicate(timeout=60)
+    assert [path.name for path in tmp_path.glob("* shared")] == []
+    with leases.lease(4, ["0", "1", "2", "3"], tmp_path / "leases") as ids:
+        assert ids == ["0", "1", "2", "3"]
+
+
+def test_a_device_is_leased_until_the_last_rank_is_gone(tmp_path: Path) -> None:
+    """Its launcher may be gone already: what the GPU holds is not."""
+    rank = "from finetune.leases import hold_locks as h; h(); print(1, flush=True); input()"
+    scripts = Path(leases.__file__).parents[1]
+    env = os.environ | {"PYTHONPATH": str(scripts)}
+    with leases.lease(1, ["0"], tmp_path):
+        env[leases.LOCKS] = str(leases.lock_path(tmp_path, "0"))
+        alive = subprocess.Popen(
+            [sys.executable, "-c", rank], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        alive.stdout.readline()
+    assert leases.try_lease(1, ["0"], tmp_path, leases.ExitStack()) == []
+    alive.communicate(b"\n")
+    with leases.ExitStack() as held:
+        assert leases.try_lease(1, ["0"], tmp_path, held) == ["0"]

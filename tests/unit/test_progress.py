@@ -21,7 +21,7 @@ def clock(monkeypatch):
 def report(tmp_path, clock, capsys):
     """report(step, **logs): what is said about a logged step of 40."""
     callback = Progress("tiny", tmp_path / "metrics.jsonl")
-    callback.on_train_begin(None, SimpleNamespace(max_steps=40), None)
+    callback.on_train_begin(None, SimpleNamespace(max_steps=40, global_step=0), None)
     assert capsys.readouterr().err == "tiny: 40 steps\n"
 
     def report(step, **logs):
@@ -32,7 +32,7 @@ def report(tmp_path, clock, capsys):
     return report
 
 
-def lines(tmp_path, name=".metrics.jsonl.partial"):
+def lines(tmp_path, name="metrics.jsonl"):
     def refuse(constant):
         raise ValueError(constant)
 
@@ -51,19 +51,26 @@ def test_every_logged_step_is_a_line_of_the_file(report, tmp_path):
     ]
 
 
-def test_the_file_is_there_when_training_has_ended(clock, tmp_path):
-    callback = Progress("tiny", tmp_path / "metrics.jsonl")
-    state = SimpleNamespace(global_step=1, max_steps=40)
-    callback.on_log(None, state, None, logs={"eval_loss": 2.0})
-    assert not (tmp_path / "metrics.jsonl").exists()
-    callback.on_train_end(None, state, None)
-    assert lines(tmp_path, "metrics.jsonl") == [{"step": 1, "eval_loss": 2.0}]
+def test_a_run_that_goes_on_goes_on_with_its_file_and_its_clock(report, clock, tmp_path, capsys):
+    report(10, loss=2.5, tokens_per_second=5.0)
+    again = Progress("tiny", tmp_path / "metrics.jsonl")
+    again.on_train_begin(None, SimpleNamespace(max_steps=40, global_step=10), None)
+    assert capsys.readouterr().err == "tiny: 40 steps, 10 of them done\n"
+    clock.now += 20
+    state = SimpleNamespace(max_steps=40, global_step=20)
+    again.on_log(None, state, None, logs={"loss": 2.0, "tokens_per_second": 5.0})
+    # these 10 steps took 20 s
+    assert capsys.readouterr().err.endswith(" 0.7 min left\n")
+    assert [line["step"] for line in lines(tmp_path)] == [10, 20]
 
 
-def test_a_run_that_starts_again_starts_a_new_file(report, tmp_path):
-    report(1, loss=2.5, tokens_per_second=5.0)
-    Progress("tiny", tmp_path / "metrics.jsonl")
-    assert lines(tmp_path) == []
+def test_a_loss_that_jumps_is_flagged_and_said_and_training_goes_on(report, tmp_path):
+    for step in range(1, 11):
+        assert report(step, loss=2.0 - step / 100, tokens_per_second=5.0) == ""
+    said = report(11, loss=6.0, tokens_per_second=5.0)
+    assert said.startswith("tiny: step 11, the loss jumped to 6.0000 from about 1.9450;")
+    assert report(12, loss=1.9, tokens_per_second=5.0) == ""
+    assert [line["step"] for line in lines(tmp_path) if line.get("spike")] == [11]
 
 
 def test_the_terminal_hears_of_it_every_20_seconds_with_the_time_left(report, clock):

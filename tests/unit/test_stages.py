@@ -27,8 +27,11 @@ PLAN = {
     "epochs",
     "steps",
     "gradient_checkpointing",
+    "checkpoint_minutes",
+    "timeout_minutes",
 }
-TRAIN = (PLAN - {"gpus", "gpu_memory_gb", "checks"}) | {
+TRAIN = (PLAN - set(stages.PLAN_ONLY)) | {
+    "batch",
     "schedule",
     "log_every",
     "validate_every",
@@ -116,6 +119,8 @@ CHANGES = [
     (RUN, {"gpus": 4}, {"plan"}),
     (RUN, {"gpu_memory_gb": 24}, {"plan"}),
     (RUN, {"batch": {"micro": 4}}, {"plan"}),
+    (RUN, {"checkpoint_minutes": 5}, {"plan"}),
+    (RUN, {"timeout_minutes": 5}, {"plan"}),
     # how models are judged
     (DATASET, {"evaluation": {"metrics": ["json"]}}, {"evaluate"}),
     (DATASET, {"evaluation": {"max_new_tokens": 9}}, {"evaluate"}),

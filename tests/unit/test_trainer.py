@@ -271,3 +271,27 @@ def test_a_loss_that_is_no_number_stops_at_once_and_names_the_rows(train):
     assert sorted(text.split("rows ")[1].split(". Look")[0].split(", ")) == [
         *("a.jsonl:0", "a.jsonl:1", "a.jsonl:2", "a.jsonl:3"),
     ]
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_weights_take_it(train, monkeypatch):
+    """The loss is one: only the backward pass overflows. The rows of all micro-batches are named,
+    and no line had to be logged."""
+    seen = []
+
+    def broken(self, model, inputs, num_items_in_batch=None):
+        loss = step(self, model, inputs, num_items_in_batch)
+        seen.append(model.lm_head.weight.detach().clone())
+        if self.state.global_step == 1:
+            model.lm_head.weight.grad[3, 0] = math.inf
+        return loss
+
+    step = FinetuneTrainer.training_step
+    monkeypatch.setattr(FinetuneTrainer, "training_step", broken)
+    split = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
+    with pytest.raises(UserError) as error:
+        train(train_rows=rows(4), logging_steps=100, **split)
+    text = str(error.value)
+    assert text.startswith("the gradient norm is inf at step 2, rows ")
+    assert text.count("a.jsonl:") == 4
+    assert len(seen) == 4
+    assert seen[-1].isfinite().all()

@@ -54,8 +54,14 @@ def test_evaluation_key_never_retrains(finished: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"gpus": 1}, {"gpus": 4}, {"batch": {"global": 4, "micro": 2}}, {"gpu_memory_gb": 24}],
-    ids=["fewer gpus", "more gpus", "micro-batch", "gpu memory"],
+    [
+        {"gpus": 1},
+        {"gpus": 4},
+        {"batch": {"global": 4, "micro": 2}},
+        {"gpu_memory_gb": 24},
+        {"checkpoint_minutes": 5, "timeout_minutes": 60},
+    ],
+    ids=["fewer gpus", "more gpus", "micro-batch", "gpu memory", "when to save and give up"],
 )
 def test_where_and_how_it_is_split_never_retrains(finished: Path, change: dict) -> None:
     assert jobs_after(finished, runs={"tiny-full": change}) == {}

@@ -2,7 +2,7 @@
 
 Reads plan.json for the number of processes that was planned, and the number Snakemake granted.
 Freezes the run's settings into train.yaml. Where there is no GPU the same command line starts
-CPU processes.
+CPU processes. Ends with 0 when all steps are done, with 75 when it was stopped and can go on.
 """
 
 from __future__ import annotations
@@ -10,19 +10,25 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import yaml
 
-from finetune import cli
+from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
 from finetune.cli import UserError, read_settings, run_script, say
+from finetune.disk import check_space
+from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
-from finetune.leases import lease, visible_devices
+from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
+from finetune.processes import STOPS, block_stops
 
 ROOT = Path(__file__).resolve().parents[2]
+AGENT, TRAIN = (Path(__file__).with_name(name) for name in ("agent.py", "train.py"))
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "GOTO_NUM_THREADS",
@@ -34,20 +40,44 @@ THREAD_VARIABLES = (
 
 
 def main() -> None:
+    block_stops()
     args = parse()
-    plan = read_json(args.plan)
-    devices = visible_devices()
-    check_devices(args.gpus, plan, len(devices))
-    with write_aside(args.config) as aside:
-        aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
-    command = accelerate_command(args.settings["launch"], args.gpus) + train_command(args)
-    print("launch:", " ".join(command), file=sys.stderr, flush=True)
-    with lease(args.gpus, devices) as ids:
-        env = environment(args.threads, args.gpus, ids)
-        code = run_launcher(command, env)
-    if code != 0:
-        say("launch: training failed; where its log says exitcode -9, host memory ran out")
-        sys.exit(1)
+    plan, state = read_json(args.plan), args.output.parent / "checkpoints"
+    state.mkdir(parents=True, exist_ok=True)
+    with only_launch(args.output.parent) as lock:
+        devices = visible_devices()
+        check_devices(args.gpus, plan, len(devices))
+        check_space(state, args.settings, read_json(args.model.parent / "model.json"))
+        with write_aside(args.config) as aside:
+            aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
+        facts = facts_of(args.settings, plan, args.tokens, args.model)
+        facts["world_size"] = args.gpus
+        with lease(args.gpus, devices, pause=pause) as ids:
+            env = environment(args.threads, args.gpus, ids)
+            env[LOCKS] = os.pathsep.join(map(str, [lock, *lock_paths(ids)]))
+            attempts = Attempts(state, plan, facts, partial(agent_command, args, state), env)
+            code = attempts.run()
+    sys.exit(code)
+
+
+@contextmanager
+def only_launch(folder: Path) -> Iterator[Path]:
+    """Refuse to train in a folder in which another launch, or a rank of it, still lives."""
+    locks = folder / ".lock"
+    with ExitStack() as held:
+        if not try_lease(1, ["launch"], locks, held):
+            raise UserError(
+                f"another launch of this run is alive: its processes hold {locks / 'launch'}. "
+                f"Wait for it, or end it: fuser -k -TERM {locks / 'launch'}"
+            )
+        yield lock_path(locks, "launch")
+
+
+def pause(seconds: float) -> None:
+    """Wait for a device, but not after a stop."""
+    if signal.sigtimedwait(STOPS, seconds):
+        say("launch: stopped before training began; the same command starts it")
+        sys.exit(STOPPED)
 
 
 def parse() -> argparse.Namespace:
@@ -78,22 +108,20 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
         )
 
 
-def run_launcher(command: list[str], env: dict[str, str]) -> int:
-    """Run the launcher to its end, holding the lease for as long as a rank lives.
-
-    A stop goes to the launcher, which ends the ranks: they are in sessions of their own, and
-    no signal of a terminal or of SLURM reaches them otherwise.
-    """
-    process = subprocess.Popen(command, env=env, stdout=cli.terminal)
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches the launcher by itself
-    return process.wait()
+def agent_command(
+    args: argparse.Namespace, state: Path, micro: int, checkpoint: Path | None
+) -> list[str]:
+    command = accelerate_command(args.settings["launch"], args.gpus) + train_command(args)
+    command += ["--state", str(state), "--micro-batch", str(micro)]
+    command += ["--resume", str(checkpoint)] if checkpoint else []
+    print("launch:", " ".join(command), file=sys.stderr, flush=True)
+    return command
 
 
 def accelerate_command(launch: str, processes: int) -> list[str]:
-    """The launcher. `--config_file` keeps a user's default accelerate config out."""
+    """`accelerate launch`. `--config_file` keeps a user's default accelerate config out."""
     config = ROOT / "config" / "accelerate" / f"{launch}.yaml"
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(config)]
+    command = [sys.executable, str(AGENT), "--config_file", str(config)]
     command += ["--num_processes", str(processes), "--main_process_port", "0"]
     deepspeed = yaml.safe_load(config.read_text()).get("deepspeed_config")
     if deepspeed:  # the file names it relative to the repository; jobs may run elsewhere
@@ -102,7 +130,7 @@ def accelerate_command(launch: str, processes: int) -> list[str]:
 
 
 def train_command(args: argparse.Namespace) -> list[str]:
-    command = [str(Path(__file__).with_name("train.py")), "--world-size", str(args.gpus)]
+    command = [str(TRAIN), "--world-size", str(args.gpus)]
     for name in ("config", "plan", "tokens", "model", "output", "metrics", "record"):
         command += [f"--{name}", str(getattr(args, name))]
     return command

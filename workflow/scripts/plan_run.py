@@ -10,6 +10,7 @@ import argparse
 import math
 from pathlib import Path
 
+from finetune.advice import cheaper
 from finetune.batch import split_batch
 from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
@@ -142,29 +143,6 @@ def device_memory(settings: dict) -> tuple[float | None, str]:
         device = torch.cuda.get_device_properties(0)
         return device.total_memory, device.name
     return None, "no GPU seen here; set gpu_memory_gb to have it checked"
-
-
-def cheaper(settings: dict, parts: dict[str, int]) -> str:
-    """What lowers the largest parts, cheapest first."""
-    advice = []
-    if not settings["gradient_checkpointing"]:
-        advice.append("`gradient_checkpointing: true`")
-    if settings["batch"]["micro"] > 1:
-        advice.append("`batch: {micro: 1}` (the result stays the same)")
-    if settings["task"] == "sequence-classification":  # DDP and 16 bit are all there is
-        advice += ["`method: lora`"] if settings["method"] == "full" else []
-    elif settings["method"] == "full":
-        more = {"zero3": ["`launch: zero3-offload`"], "zero3-offload": []}
-        advice += more.get(settings["launch"], ["`launch: zero3`"])
-        advice += ["more gpus", "`method: qlora`"]
-    elif settings["method"] == "lora":
-        if settings["gpus"] > 1 and not settings["launch"].startswith("zero3"):
-            advice.append("`launch: zero3`")
-        advice.append("`method: qlora`")
-    largest = max(parts, key=parts.get)
-    if largest in ("activations", "logits") or not advice:
-        advice.append("a shorter max_length")
-    return f"The largest part is {largest}. Try: {', '.join(advice)}."
 
 
 def check_context(model: dict, longest: int) -> None:

@@ -31,17 +31,20 @@ def run_script(main: Callable[[], None]) -> None:
     os.dup2(2, 1)
     try:
         main()
-    except UserError as error:
-        fail(name, str(error))
     except Exception as error:
-        traceback.print_exc()
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+        say(f"ERROR {name}: {describe(error)}")
+        sys.exit(1)
+
+
+def describe(error: Exception) -> str:
+    """One line; the hub's errors span several."""
+    text = str(error)
+    if not isinstance(error, UserError):
         hint = "free some space and run again" if is_disk_full(error) else "see the log of this job"
-        fail(name, f"{type(error).__name__}: {error} ({hint})")
-
-
-def fail(name: str, text: str) -> None:
-    say(f"ERROR {name}: {' '.join(text.split())}")  # the hub's errors span lines
-    sys.exit(1)
+        text = f"{type(error).__name__}: {text} ({hint})"
+    return " ".join(text.split())
 
 
 def is_disk_full(error: Exception) -> bool:

@@ -339,6 +339,10 @@ class RunDefaults(Strict):
     """Steps between two lines of metrics.jsonl."""
     validate_every: Count | None = None
     """Steps between two evaluations of the validation split. Default: once an epoch."""
+    checkpoint_minutes: Positive = 15
+    """Time between two checkpoints: at most this much work is lost. It changes no result."""
+    timeout_minutes: Positive = 30
+    """When a rank that does nothing ends the run. It changes no result."""
     seed: Int = 0
 
 

@@ -2,7 +2,9 @@
 (its issue 281): without this, two jobs of one GPU each would share device 0.
 
 One lock per device, held by the kernel for as long as the job lives, so that a killed job frees
-its devices. Under SLURM nothing is leased: SLURM has given the job devices of its own.
+its devices. The launcher and each of its ranks hold it together (a shared lock): a rank that
+outlives the launcher by seconds, while its GPU memory is freed, keeps its device. Under SLURM
+nothing is leased: SLURM has given the job devices of its own.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
@@ -20,6 +22,8 @@ from finetune.cli import say
 FOLDER = Path("/tmp/finetune-gpu-leases")
 """On this machine's own disk: flock over NFS is unreliable. Shared by all its users."""
 SECONDS_BETWEEN_TRIES = 1.0
+LOCKS = "FINETUNE_LOCKS"
+"""Environment variable: the locks that ranks hold along with their launcher."""
 
 
 def visible_devices() -> list[str]:
@@ -33,9 +37,14 @@ def visible_devices() -> list[str]:
 
 
 @contextmanager
-def lease(count: int, devices: list[str], folder: Path = FOLDER) -> Iterator[list[str]]:
+def lease(
+    count: int,
+    devices: list[str],
+    folder: Path = FOLDER,
+    pause: Callable[[float], object] = time.sleep,
+) -> Iterator[list[str]]:
     """Hold `count` of `devices`, waiting until they are free. Yields their ids."""
-    if not devices or "SLURM_JOB_ID" in os.environ:
+    if not devices or given_by_slurm():
         yield devices[:count]
         return
     with ExitStack() as held:
@@ -43,12 +52,16 @@ def lease(count: int, devices: list[str], folder: Path = FOLDER) -> Iterator[lis
         while not (ids := try_lease(count, devices, folder, held)):
             if time.monotonic() - started < SECONDS_BETWEEN_TRIES:
                 say(f"waiting for {count} of the GPUs {', '.join(devices)}: others use them")
-            time.sleep(SECONDS_BETWEEN_TRIES)
+            pause(SECONDS_BETWEEN_TRIES)
         yield ids
 
 
 def try_lease(count: int, devices: list[str], folder: Path, held: ExitStack) -> list[str]:
-    """All `count` devices, or none: two jobs that each held half would wait for ever."""
+    """All `count` devices, or none: two jobs that each held half would wait for ever.
+
+    A device is free if its lock can be had alone. Whoever looks holds the gate, so that none
+    comes between this and the sharing of the lock.
+    """
     with open_lock(folder, "gate") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX)
         taken: dict[str, IO] = {}
@@ -62,7 +75,7 @@ def try_lease(count: int, devices: list[str], folder: Path, held: ExitStack) -> 
             taken[device] = lock
             if len(taken) == count:
                 for lock in taken.values():
-                    held.enter_context(lock)
+                    fcntl.flock(held.enter_context(lock), fcntl.LOCK_SH)
                 return list(taken)
         for lock in taken.values():
             lock.close()
@@ -74,7 +87,7 @@ def open_lock(folder: Path, name: str) -> IO:
     if not folder.exists():
         folder.mkdir(exist_ok=True)
         folder.chmod(0o1777)
-    path = folder / name.replace("/", "_")
+    path = lock_path(folder, name)
     try:  # to create another user's file is refused in /tmp, even if it is there
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -82,3 +95,22 @@ def open_lock(folder: Path, name: str) -> IO:
     if os.fstat(descriptor).st_uid == os.getuid():
         os.fchmod(descriptor, 0o666)  # the umask took bits away
     return os.fdopen(descriptor, "r+")
+
+
+def lock_path(folder: Path, name: str) -> Path:
+    return folder / name.replace("/", "_")
+
+
+def given_by_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
+
+
+def lock_paths(devices: list[str], folder: Path = FOLDER) -> list[Path]:
+    """Of leased devices."""
+    return [] if given_by_slurm() else [lock_path(folder, device) for device in devices]
+
+
+def hold_locks() -> None:
+    """In a rank: share the locks of the launcher until this process is gone."""
+    for path in filter(None, os.environ.get(LOCKS, "").split(os.pathsep)):
+        fcntl.flock(os.open(path, os.O_RDWR), fcntl.LOCK_SH)

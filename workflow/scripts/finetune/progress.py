@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import time
+from collections import deque
 from math import isfinite
 from pathlib import Path
 
 from transformers import TrainerCallback
 
 from finetune.cli import say
+from finetune.metric_lines import read_lines
+from finetune.spikes import WINDOW, usual_before_jump
 
 SECONDS_BETWEEN_LINES = 20
 
@@ -23,26 +25,27 @@ def finite(logs: dict) -> dict:
 
 
 class Progress(TrainerCallback):
-    """Writes every logged step to metrics.jsonl on rank 0, and some to the terminal.
+    """Writes every logged step to `path` on rank 0, and some to the terminal.
 
-    The file lies aside until training ends: Snakemake takes a file that is there for a finished
-    one, and after a stop it would ask what to do with it.
+    That file lies beside the checkpoints until training ends: a run that resumes goes on with it.
     """
 
     def __init__(self, run: str, path: Path) -> None:
-        self.run = run
-        self.path = path
-        self.aside = path.with_name(f".{path.name}.partial")
-        self.aside.write_text("")
+        self.run, self.path, self.first_step = run, path, 0
+        losses = (line["loss"] for line in read_lines(path) if "loss" in line)
+        self.losses = deque(losses, maxlen=WINDOW)
         self.started = self.said = time.monotonic()
 
     def on_train_begin(self, args, state, control, **_: object) -> None:
-        self.started = time.monotonic()
-        say(f"{self.run}: {state.max_steps} steps")
+        self.started, self.first_step = time.monotonic(), state.global_step
+        done = f", {self.first_step} of them done" if self.first_step else ""
+        say(f"{self.run}: {state.max_steps} steps{done}")
 
     def on_log(self, args, state, control, logs: dict | None = None, **_: object) -> None:
         line = {"step": state.global_step, **finite(logs or {})}
-        with open(self.aside, "a", encoding="utf-8") as file:
+        if "loss" in line:
+            line |= self.watch_for_spikes(line)
+        with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         last = state.global_step == state.max_steps
         due = time.monotonic() - self.said >= SECONDS_BETWEEN_LINES
@@ -52,12 +55,21 @@ class Progress(TrainerCallback):
         elif "eval_loss" in line:
             say(f"{self.run}: step {state.global_step}, validation loss {line['eval_loss']:.4f}")
 
-    def on_train_end(self, *_: object, **__: object) -> None:
-        os.replace(self.aside, self.path)
+    def watch_for_spikes(self, line: dict) -> dict:
+        """A loss that jumps is worth a look, and mostly no reason to stop."""
+        usual = usual_before_jump(self.losses, line["loss"])
+        self.losses.append(line["loss"])
+        if usual is None:
+            return {}
+        say(
+            f"{self.run}: step {line['step']}, the loss jumped to {line['loss']:.4f} from about "
+            f"{usual:.4f}; if it stays there, lower optimizer.learning_rate"
+        )
+        return {"spike": True}
 
     def line(self, state, log: dict) -> str:
         left = (state.max_steps - state.global_step) * (
-            (time.monotonic() - self.started) / state.global_step
+            (time.monotonic() - self.started) / (state.global_step - self.first_step)
         )
         return (
             f"{self.run}: step {state.global_step}/{state.max_steps}, loss {log['loss']:.4f}, "

@@ -14,7 +14,10 @@ METHOD_SECTIONS = {
     "full": (),
 }
 """Sections of a run that only some methods read, by method."""
-PLAN_ONLY = ("gpus", "gpu_memory_gb", "batch", "checks")
+PLAN_ONLY = (
+    *("gpus", "gpu_memory_gb", "batch", "checks"),
+    *("checkpoint_minutes", "timeout_minutes"),
+)
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 
 
@@ -56,7 +59,8 @@ def plan_settings(run: Run, dataset: Dataset) -> dict:
 
 def train_settings(run: Run, model: Model) -> dict:
     """Without the micro-batch too: plan.json splits the batch, the result is the same."""
-    settings = run_settings(run, {"gpus": True, "gpu_memory_gb": True, "batch": {"micro"}})
+    where = dict.fromkeys(("gpus", "gpu_memory_gb", "checkpoint_minutes", "timeout_minutes"), True)
+    settings = run_settings(run, where | {"batch": {"micro"}})
     return settings | model.model_dump(include={"attention", "trust_remote_code"})
 
 

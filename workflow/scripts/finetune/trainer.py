@@ -1,18 +1,26 @@
-"""transformers.Trainer with exact batches, exact validation loss and throughput."""
+"""transformers.Trainer with exact batches, exact validation loss, throughput, and checkpoints that
+prove complete."""
 
 from __future__ import annotations
 
 import time
+from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
 
+from finetune import checkpoints
+from finetune.backoff import is_out_of_memory
+from finetune.cli import UserError
+from finetune.counters import save_counters
 from finetune.encoding import IGNORED
 from finetune.guards import check_finite
 from finetune.sampling import LengthGroups
 from finetune.scores import batch_scores
+from finetune.stopping import Stopper
 
 
 class LogLastStep(TrainerCallback):
@@ -38,6 +46,15 @@ class FinetuneTrainer(Trainer):
         self.total_tokens = 0
         self.training_seconds = 0.0
         self.since = time.monotonic()
+        self.rows_of_step: list[torch.Tensor] = []
+        self.stopper: Stopper | None = None
+        self.facts: dict = {}
+        """What a checkpoint must have been made with to be gone on from."""
+
+    def stop_with(self, stopper: Stopper) -> None:
+        """Ask it at the end of each step, and within validations."""
+        self.stopper = stopper
+        self.add_callback(stopper)
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> LengthGroups:
         """Whole global batches: no step is smaller than the configured batch, and accelerate
@@ -56,10 +73,23 @@ class FinetuneTrainer(Trainer):
         self.counts[0] += inputs["attention_mask"].sum() if tokens is None else tokens
         self.counts[1] += self.supervised(inputs)
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if not torch.isfinite(loss):
-            names = [self.train_dataset[index]["id"] for index in rows.tolist()]
-            check_finite(loss.item(), "the loss", self.state.global_step + 1, names)
+        self.check_finite(loss, "the loss", rows)
+        self.rows_of_step.append(rows)
         return loss
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Checked at every step, and so before a checkpoint. Under fp16 the scaler skips such
+        steps and goes on."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if norm is not None and not self.args.fp16:
+            self.check_finite(norm, "the gradient norm", torch.cat(self.rows_of_step))
+        self.rows_of_step = []
+        return norm
+
+    def check_finite(self, value: torch.Tensor | float, what: str, rows: torch.Tensor) -> None:
+        if not isfinite(value):
+            names = [self.train_dataset[index]["id"] for index in rows.tolist()]
+            check_finite(float(value), what, self.state.global_step + 1, names)
 
     def supervised(self, inputs: dict) -> torch.Tensor:
         """Tokens of a batch that the loss is taken on."""
@@ -74,12 +104,16 @@ class FinetuneTrainer(Trainer):
         """Loss averaged over supervised tokens of the whole split. The inherited one averages
         the means of batches, which weighs short rows more."""
         started = time.monotonic()
-        totals = self.score(self.get_eval_dataloader(eval_dataset)).tolist()
-        nll, tokens, correct = totals
+        with torch.random.fork_rng():  # loaders draw numbers: training would depend on when we look
+            totals = self.score(self.get_eval_dataloader(eval_dataset))
+        self.since += time.monotonic() - started  # validation is no training time
+        if totals is None:
+            self.stopper.stop(self.control)
+            return {}
+        nll, tokens, correct = totals.tolist()
         check_finite(nll / tokens, "the validation loss", self.state.global_step, ["of validation"])
         metrics = {f"{metric_key_prefix}_loss": nll / tokens}
         metrics[f"{metric_key_prefix}_{self.accuracy}"] = correct / tokens
-        self.since += time.monotonic() - started  # validation is no training time
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
@@ -87,21 +121,21 @@ class FinetuneTrainer(Trainer):
         return metrics
 
     @torch.no_grad()
-    def score(self, batches: Any) -> torch.Tensor:
-        """Summed row scores over all ranks, each row once."""
+    def score(self, batches: Any) -> torch.Tensor | None:
+        """Summed row scores over all ranks, each row once. None if the run has to stop."""
         self.model.eval()
         totals = torch.zeros(3, dtype=torch.float64)
         for batch in batches:
+            if self.stopper and self.stopper.agree()[0]:
+                return None
             scores, _ = self.batch_scores(self.model, batch)
             totals += self.accelerator.gather_for_metrics(scores).double().sum(0).cpu()
+            self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         return totals
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens seen and tokens per second, over all ranks, to training lines."""
         if "loss" in logs:
-            if self.args.bf16:  # under fp16 the scaler skips such steps and goes on
-                norm, step = logs.get("grad_norm", 0.0), self.state.global_step
-                check_finite(norm, "the gradient norm", step, ["of this step"])
             tokens, supervised = self.accelerator.reduce(self.counts, "sum").tolist()
             seconds = time.monotonic() - self.since
             self.total_tokens += int(tokens)
@@ -115,3 +149,38 @@ class FinetuneTrainer(Trainer):
             self.counts.zero_()
             self.since = time.monotonic()
         super().log(logs, start_time)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """No step is left of a run that stopped in its last validation, and none may be taken
+        when it stops in one that it makes up for before its first step."""
+        if self.state.global_step < self.state.max_steps and not self.control.should_training_stop:
+            super()._run_epoch(*args, **kwargs)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """DeepSpeed's own checkpoint holds the weights: they are not gathered for it."""
+        if not (_internal_call and self.is_deepspeed_enabled):
+            super().save_model(output_dir, _internal_call)
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """All ranks write their parts; then rank 0 declares the checkpoint complete."""
+        started = time.monotonic()
+        folder = Path(self.args.output_dir, f"checkpoint-{self.state.global_step}")
+        if self.is_world_process_zero():
+            checkpoints.remove(folder)  # of a run that was killed while it saved
+        self.accelerator.wait_for_everyone()
+        try:
+            super()._save_checkpoint(model, trial)
+            save_counters(self, folder)
+            self.accelerator.wait_for_everyone()
+            if self.is_world_process_zero():
+                checkpoints.seal(folder, self.facts)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            raise UserError(
+                f"{folder} could not be written: {error}. See that its disk has space; the same "
+                "command goes on from the checkpoint before."
+            ) from error
+        if self.is_world_process_zero():
+            checkpoints.rotate(folder.parent)
+        self.since += time.monotonic() - started  # nor is saving

@@ -1,0 +1,93 @@
+"""A run that is stopped goes on as if nothing had been: two processes, both methods."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from survival import EVERY_STEP, STEPS, Job
+
+RUNS = ("tiny-qlora", "tiny-full")
+GRACE = 30
+"""Seconds between SIGTERM and SIGKILL, by SLURM's default."""
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_losses_and_weights_are_those_of_an_undisturbed_run(
+    finished: Path, tmp_path: Path, undisturbed, run: str
+) -> None:
+    """Bitwise: rows, their order, dropout, optimizer, scheduler, and averages over lines."""
+    job = Job(finished, tmp_path, run)
+    job.start()
+    job.wait_for_step(random.randrange(1, STEPS - 2))
+    job.process.send_signal(random.choice([signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]))
+    assert job.process.wait(timeout=GRACE) == 75, job.log.read_text()[-3000:]
+    step = json.loads((job.state / "outcome.json").read_text())["step"]
+    assert f"stopped after step {step}; the same command goes on from there" in job.said()
+    assert not any((tmp_path / name).exists() for name in ("trained", "metrics.jsonl"))
+    assert job.finish() == 0, job.log.read_text()[-3000:]
+    assert job.losses() == undisturbed(run).losses()
+    assert job.weights() == undisturbed(run).weights()
+    assert job.events() == ["started", "stopped", "resumed"]
+    assert job.record()["steps"] == STEPS
+    assert job.record()["tokens"] == undisturbed(run).record()["tokens"]
+    assert not job.state.exists()
+
+
+STOP_IN_VALIDATION = """
+def ask(batches, score=self.score):
+    if self.state.global_step == {step}:
+        open(self.args.output_dir + "/stop", "w").close()
+    return score(batches)
+if step == 1:
+    self.score = ask
+"""
+
+
+@pytest.mark.parametrize("step", [4, STEPS])
+def test_a_validation_that_was_cut_short_is_made_up_for(
+    finished: Path, tmp_path: Path, undisturbed, step: int
+) -> None:
+    """In the middle, and after the last step, when nothing is left to train."""
+    job = Job(finished, tmp_path)
+    assert job.finish(fault=STOP_IN_VALIDATION.format(step=step)) == 75
+    assert job.checkpoints() == [step]
+    assert job.lines()[-1]["step"] == step
+    assert "eval_loss" not in job.lines()[-1]
+    assert job.finish() == 0, job.log.read_text()[-3000:]
+    assert job.losses() == undisturbed("tiny-qlora").losses()
+    assert job.weights() == undisturbed("tiny-qlora").weights()
+    assert job.record()["steps"] == STEPS
+
+
+def test_a_stop_before_the_first_step_saves_nothing_and_loses_nothing(
+    finished: Path, tmp_path: Path
+) -> None:
+    job = Job(finished, tmp_path, steps=2)
+    job.start()
+    while len(job.processes()) < 4:  # the ranks load libraries
+        assert job.process.poll() is None
+    job.process.send_signal(signal.SIGTERM)
+    assert job.process.wait(timeout=60) == 75
+    assert job.checkpoints() == []
+    assert job.finish() == 0
+    assert job.events() == ["started", "stopped", "started"]
+
+
+def test_a_number_that_is_none_keeps_the_last_good_checkpoint(
+    finished: Path, tmp_path: Path
+) -> None:
+    job = Job(finished, tmp_path).with_settings(**EVERY_STEP)
+    fault = """
+if step == 4:
+    for parameter in self.model.parameters():
+        if parameter.requires_grad: parameter.data.fill_(float("nan"))
+"""
+    assert job.finish(fault=fault) == 1
+    [line] = [line for line in job.said().splitlines() if "ERROR" in line]
+    assert "the loss is nan at step 4, rows rows.jsonl:" in line
+    assert job.checkpoints() == [2, 3]

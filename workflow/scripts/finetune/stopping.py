@@ -1,0 +1,58 @@
+"""When to save and when to stop, decided by all ranks together at the end of a step.
+
+A rank that acted on its own flag would save at another step than the others, and all would wait
+for each other for ever.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+STOP = "stop"
+"""A file in the folder of checkpoints: somebody wants this run to stop."""
+
+
+class Stopper(TrainerCallback):
+    """Saves when the time for it has come, and stops when the file is there."""
+
+    def __init__(self, folder: Path, minutes: float, device: torch.device) -> None:
+        self.file, self.seconds, self.device = folder / STOP, minutes * 60, device
+        self.saved = time.monotonic()
+        self.stopped = False
+
+    def agree(self, due: bool = False) -> list[int]:
+        """Whether some rank wants to stop, and whether one wants to save."""
+        wishes = torch.tensor([self.file.exists(), due], dtype=torch.int32, device=self.device)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(wishes, torch.distributed.ReduceOp.MAX)
+        return wishes.tolist()
+
+    def stop(self, control: Any) -> None:
+        """Save and leave. A validation that is due is made up for after the resume."""
+        self.stopped = True
+        control.should_save = control.should_training_stop = True
+        control.should_evaluate = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        self.saved = time.monotonic()
+        if self.agree()[0]:  # before a step: there is nothing new to save
+            self.stopped = control.should_training_stop = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        stop, due = self.agree(time.monotonic() - self.saved >= self.seconds)
+        if stop:
+            self.stop(control)
+        elif due and state.global_step < state.max_steps:
+            control.should_save = True
+
+    def on_save(self, *_: object, **__: object) -> None:
+        self.saved = time.monotonic()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        if self.stopped:
+            control.should_evaluate = False

@@ -1,0 +1,61 @@
+"""A rank that hangs ends the run, after every rank has shown where it stands."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+from transformers import TrainerCallback
+
+from finetune.faults import Place
+from finetune.outcome import claim
+from finetune.processes import PARENT, STACKS
+
+SECONDS_TO_PRINT = 0.5
+
+
+class Watchdog(TrainerCallback):
+    """Fires when this rank does nothing for too long: no micro-batch, validation batch, or save.
+
+    Each rank has one, since a rank that hangs may keep its own threads from running.
+    """
+
+    def __init__(self, folder: Path, minutes: float, rank: int, place: Place) -> None:
+        self.folder, self.seconds, self.rank, self.place = folder, minutes * 60, rank, place
+        self.beat()
+        threading.Thread(target=self.watch, daemon=True).start()
+
+    def beat(self, *_: object, **__: object) -> None:
+        self.last = time.monotonic()
+
+    on_train_begin = on_substep_end = on_prediction_step = on_save = on_train_end = beat
+
+    def on_step_end(self, args: object, state: object, *_: object, **__: object) -> None:
+        self.place.step = state.global_step
+        self.beat()
+
+    def watch(self) -> None:
+        while (left := self.last + self.seconds - time.monotonic()) > 0:
+            time.sleep(left)
+        if claim(self.folder, "hang", rank=self.rank, step=self.place.step):
+            for process in ranks():
+                show_stacks(process)
+        else:  # another rank does it, and ends them all
+            time.sleep(self.seconds)
+        os._exit(1)
+
+
+def show_stacks(process: psutil.Process) -> None:
+    rank = process.environ().get("RANK", "0")
+    print(f"\nwatchdog: where rank {rank} (process {process.pid}) stands", file=sys.stderr)
+    process.send_signal(STACKS)
+    time.sleep(SECONDS_TO_PRINT)
+
+
+def ranks() -> list[psutil.Process]:
+    """All ranks, this one included: the children of the agent, where there is one."""
+    return psutil.Process(os.getppid()).children() if PARENT in os.environ else [psutil.Process()]
