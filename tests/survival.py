@@ -52,11 +52,19 @@ sys.meta_path.insert(0, Hook())
 class Job:
     """One run folder, launched as often as a test likes, on the tokens of a finished project."""
 
-    def __init__(self, finished: Path, folder: Path, run: str = "tiny-qlora", **plan: object):
+    def __init__(
+        self,
+        finished: Path,
+        folder: Path,
+        run: str = "tiny-qlora",
+        log_every: int = 3,  # so that a stop falls between two lines
+        **plan: object,
+    ) -> None:
         self.base, self.folder, self.run = finished / "results", folder, run
         folder.mkdir(exist_ok=True)
         made = json.loads((self.base / "runs" / run / "plan.json").read_text())
         self.settings = yaml.safe_load((self.base / "runs" / run / "train.yaml").read_text())
+        self.settings["log_every"] = log_every
         self.plan = made | {"steps": STEPS} | plan
         self.state = folder / "checkpoints"
 

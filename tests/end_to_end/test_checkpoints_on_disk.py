@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from finetune.files import read_json
 from survival import EVERY_STEP, STEPS, Job
 
@@ -70,6 +72,7 @@ def test_a_checkpoint_of_other_settings_or_processes_is_refused_with_the_choices
     assert job.record()["steps"] == STEPS
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on_under_ddp(
     finished: Path, tmp_path: Path, undisturbed
 ) -> None:

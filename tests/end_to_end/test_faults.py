@@ -24,7 +24,7 @@ def errors(job: Job) -> list[str]:
     return [line for line in job.said().splitlines() if line.startswith("ERROR")]
 
 
-@pytest.mark.parametrize("run", ["tiny-qlora", "tiny-full"])
+@pytest.mark.parametrize("run", ["tiny-qlora", pytest.param("tiny-full", marks=pytest.mark.slow)])
 def test_out_of_memory_goes_on_with_half_the_micro_batch(
     finished: Path, tmp_path: Path, undisturbed, run: str
 ) -> None:
@@ -64,7 +64,7 @@ def test_the_first_rank_that_fails_says_why_once(finished: Path, tmp_path: Path)
 
 
 def test_a_rank_that_is_killed_takes_the_others_along(finished: Path, tmp_path: Path) -> None:
-    job = Job(finished, tmp_path)
+    job = Job(finished, tmp_path, log_every=1)
     fault = "if (rank, step) == (1, 2): os.kill(os.getpid(), 9)"
     job.start(fault=fault)
     job.wait_for_step(1)
@@ -91,9 +91,9 @@ def gone(processes: list[psutil.Process], seconds: float = 5) -> bool:
     return not psutil.wait_procs(processes, timeout=seconds)[1]
 
 
-@pytest.mark.parametrize("victim", ["launcher", "agent"])
+@pytest.mark.parametrize("victim", ["launcher", pytest.param("agent", marks=pytest.mark.slow)])
 def test_no_process_outlives_its_parent(finished: Path, tmp_path: Path, victim: str) -> None:
-    job = Job(finished, tmp_path)
+    job = Job(finished, tmp_path, log_every=1)
     job.start(fault="time.sleep(0.5)")
     job.wait_for_step(2)
     processes = job.processes()
@@ -109,7 +109,7 @@ def test_no_process_outlives_its_parent(finished: Path, tmp_path: Path, victim: 
 def test_a_second_launch_of_a_run_is_refused_and_harms_nothing(
     finished: Path, tmp_path: Path
 ) -> None:
-    job = Job(finished, tmp_path, steps=4)
+    job = Job(finished, tmp_path, log_every=1, steps=4)
     job.start(fault="time.sleep(1)")
     job.wait_for_step(1)
     second = Job(finished, tmp_path, steps=4)
@@ -120,6 +120,7 @@ def test_a_second_launch_of_a_run_is_refused_and_harms_nothing(
     assert first.wait(timeout=120) == 0
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_do_not_meet(finished: Path, tmp_path: Path) -> None:
     jobs = [Job(finished, tmp_path / name, steps=2) for name in ("one", "two")]
     for job in jobs:

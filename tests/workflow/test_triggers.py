@@ -101,7 +101,7 @@ def test_a_default_retrains_only_the_methods_that_read_it(finished: Path) -> Non
 
 def test_max_length_makes_tokens_again(finished: Path) -> None:
     jobs = jobs_after(finished, datasets={"lights": {"max_length": 150}})
-    everything_after = {"tokenize_data": 1, "plan_run": 2, "train": 2, "merge": 2}
+    everything_after = {"tokenize_data": 1, "check_data": 1, "plan_run": 2, "train": 2, "merge": 2}
     assert jobs == everything_after | {
         "evaluate_run": 2,
         "evaluate_baseline": 1,
