@@ -128,18 +128,25 @@ class Chaos:
 
 
 def strike(workflow: subprocess.Popen, fault: str) -> None:
-    processes = psutil.Process(workflow.pid).children(recursive=True)
-    agent = next(p for p in processes if "agent.py" in " ".join(p.cmdline()[:2]))
     if fault == "Ctrl-C":
         os.killpg(workflow.pid, signal.SIGINT)
     elif fault == "rank killed":
-        random.choice(agent.children()).kill()
+        random.choice(find(workflow, "agent.py").children()).kill()
     elif fault == "agent killed":
-        agent.kill()
+        find(workflow, "agent.py").kill()
     elif fault == "launcher killed":
-        agent.parent().kill()
+        find(workflow, "launch.py").kill()
     else:
-        agent.parent().send_signal(getattr(signal, fault))
+        find(workflow, "launch.py").send_signal(getattr(signal, fault))
+
+
+def find(workflow: subprocess.Popen, script: str) -> psutil.Process:
+    processes = psutil.Process(workflow.pid).children(recursive=True)
+    return next(p for p in processes if script in " ".join(p.cmdline()[:2]) and not is_shell(p))
+
+
+def is_shell(process: psutil.Process) -> bool:
+    return "bash" in process.name()
 
 
 def table(costs: list[Cost]) -> str:

@@ -94,7 +94,7 @@ def gone(processes: list[psutil.Process], seconds: float = 5) -> bool:
 @pytest.mark.parametrize("victim", ["launcher", pytest.param("agent", marks=pytest.mark.slow)])
 def test_no_process_outlives_its_parent(finished: Path, tmp_path: Path, victim: str) -> None:
     job = Job(finished, tmp_path, log_every=1)
-    job.start(fault="time.sleep(0.5)")
+    job.start(fault="time.sleep(0.5 if step < 4 else 60)")
     job.wait_for_step(2)
     processes = job.processes()
     assert len(processes) == 4

@@ -9,6 +9,7 @@ import time
 
 import pytest
 import torch
+from transformers import TrainerControl, TrainerState
 
 from finetune.advice import last_remedies
 from finetune.backoff import fitting_micro, is_out_of_memory, smaller_micro
@@ -17,6 +18,7 @@ from finetune.history import backed_off, note_kill, read_history, record, second
 from finetune.metric_lines import cut_back, lacks_validation, read_lines
 from finetune.outcome import claim, read_outcome
 from finetune.spikes import usual_before_jump
+from finetune.stopping import Stopper
 
 
 @pytest.mark.parametrize(
@@ -145,6 +147,47 @@ def test_sums_of_ranks_go_to_as_many_or_keep_mean_and_total():
     assert [share_of(saved, rank, 2) for rank in (0, 1)] == [(1.0, [3.0, 1.0]), (2.0, [5.0, 2.0])]
     assert share_of(saved, 0, 1) == (1.5, [8.0, 3.0])
     assert share_of(saved, 2, 4) == (1.5, [0.0, 0.0])
+
+
+@pytest.fixture
+def control():
+    return TrainerControl()
+
+
+def test_a_stop_saves_and_leaves_validations_for_later(tmp_path, control):
+    """The end of an epoch is said at the end of a stop, too: nothing is validated then."""
+    stopper = Stopper(tmp_path, minutes=15, device=torch.device("cpu"))
+    state = TrainerState(global_step=3, max_steps=9)
+    stopper.on_train_begin(None, state, control)
+    control.should_evaluate = True
+    stopper.on_step_end(None, state, control)
+    assert (control.should_save, control.should_training_stop) == (False, False)
+    assert control.should_evaluate
+    (tmp_path / "stop").touch()
+    stopper.on_step_end(None, state, control)
+    assert (control.should_save, control.should_training_stop) == (True, True)
+    assert not control.should_evaluate
+    control.should_evaluate = True  # as DefaultFlowCallback does
+    stopper.on_epoch_end(None, state, control)
+    assert not control.should_evaluate
+
+
+def test_a_checkpoint_is_due_by_the_clock_and_not_after_the_last_step(tmp_path, control):
+    stopper = Stopper(tmp_path, minutes=1, device=torch.device("cpu"))
+    state = TrainerState(global_step=3, max_steps=9)
+    stopper.on_train_begin(None, state, control)
+    stopper.saved -= 59
+    stopper.on_step_end(None, state, control)
+    assert not control.should_save
+    stopper.saved -= 1
+    stopper.on_step_end(None, TrainerState(global_step=9, max_steps=9), control)
+    assert not control.should_save
+    stopper.on_step_end(None, state, control)
+    assert control.should_save
+    stopper.on_save(None, state, control)
+    control.should_save = False
+    stopper.on_step_end(None, state, control)
+    assert not control.should_save
 
 
 RANK = """
