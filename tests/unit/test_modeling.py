@@ -68,6 +68,26 @@ def test_qlora_has_a_4_bit_base_on_the_cpu_and_fp32_adapters(tiny_model):
     assert qlora.config.use_cache is False
 
 
+def test_gradients_are_those_of_the_dequantized_base(tiny_model):
+    """The 4-bit kernels multiply by what dequantization gives, forward and backward."""
+    qlora = load(tiny_model, QLORA)
+    base = load_for_inference(tiny_model, False, QLORA["quantization"]).dequantize()
+    reference = modeling.add_adapters(base.train(), QLORA)
+    for model in (qlora, reference):
+        torch.manual_seed(1)
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                parameter.data.normal_(std=0.05)
+        model.train()(**BATCH).loss.backward()
+    wanted = {name: p.grad for name, p in reference.named_parameters() if "lora_" in name}
+    assert len(wanted) == 2 * 2 * LINEAR
+    for name, parameter in qlora.named_parameters():
+        if name in wanted:
+            both = parameter.grad.flatten(), wanted[name].flatten().float()
+            assert torch.cosine_similarity(*both, dim=0) >= 0.999, name
+            torch.testing.assert_close(both[0].norm(), both[1].norm(), rtol=0.02, atol=0)
+
+
 @pytest.mark.parametrize("targets", TARGETS)
 def test_gradients_survive_an_evaluation(tiny_model, targets):
     before, after = (
