@@ -16,7 +16,8 @@ run: $(READY)
 	snakemake --cores all --resources gpu=$(GPUS) --rerun-incomplete --max-checksum-file-size 1GB
 
 test: $(READY)
-	pytest tests
+	OMP_NUM_THREADS=1 pytest tests/unit -n 2
+	pytest tests/workflow tests/end_to_end tests/gpu
 
 test-slow: $(READY)
 	pytest tests -m slow -s

@@ -53,7 +53,7 @@ def calm(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Chaos:
     return project
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", ["tiny-qlora", pytest.param("tiny-full", marks=pytest.mark.slow)])
 def test_a_disturbed_run_ends_as_if_nothing_had_been(
     finished: Path, calm: Chaos, tmp_path: Path, run: str
 ) -> None:

@@ -20,7 +20,11 @@ from finetune.stages import train_settings as train_settings_of
 from finetune.tokenizer import load_tokenizer
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
-COMBINATIONS = [("bert", "full"), ("bert", "lora"), ("llama", "lora")]
+COMBINATIONS = [
+    ("bert", "full"),
+    pytest.param(("bert", "lora"), marks=pytest.mark.slow),
+    ("llama", "lora"),
+]
 RATES = {"full": 3e-3, "lora": 1e-2}
 
 
