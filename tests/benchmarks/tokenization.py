@@ -152,9 +152,7 @@ def compare_packing(folder: Path) -> None:
     theirs = len(pack_dataset(rows, CAPACITY, strategy="bfd"))
     same = int(best_fit_decreasing(lengths[:100_000], CAPACITY).max()) + 1
     total = lengths[:100_000].sum() / CAPACITY
-    print(
-        f"packing {len(rows):,} rows, tokens/capacity: TRL {total / theirs:.4%}, ours {total / same:.4%}"
-    )
+    print(f"packing {len(rows):,} rows: TRL fills {total / theirs:.4%}, ours {total / same:.4%}")
 
 
 if __name__ == "__main__":
