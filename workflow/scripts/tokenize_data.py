@@ -166,7 +166,7 @@ def as_batch(encoded: list[tuple], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def pack(args: argparse.Namespace, lengths: list[int], classes: list[str] | None) -> dict:
+def pack(args: argparse.Namespace, lengths: Sequence[int], classes: list[str] | None) -> dict:
     """Pack the training split where that is asked for and safe."""
     asked, why_not = args.settings["packing"], None
     if asked:

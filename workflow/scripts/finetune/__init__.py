@@ -1,1 +1,17 @@
-"""The library that the rule scripts share: one concept per module."""
+"""The library that the rule scripts share: one concept per module.
+
+By the part of the chain that uses them:
+
+config      config, config_errors, stages (which keys trigger which rule)
+models      sources, hub, architecture, tokenizer, weights
+data        places, readers, json_text, utf8, values, formats, conversations, records, splits, tally
+tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolation
+data check  lint, checks, lint_page, lint_table, lint_figures, visible
+plan        batch, memory, advice
+launch      leases, processes, attempts, backoff, facts, history, outcome, disk
+training    training, modeling, trainer, collator, classification, sampling, scores, guards,
+            checkpoints, counters, stopping, faults, watchdog, progress, metric_lines, spikes,
+            training_record
+after it    model_card, generation, summary, class_tables, figures
+everywhere  cli, files, parallel, provenance
+"""

@@ -294,7 +294,8 @@ class Optimizer(Strict):
     """AdamW and its settings."""
 
     learning_rate: Positive | None = None
-    """Default: 2e-4 for LoRA up to 13B parameters, 1e-4 above; 1e-5 for full fine-tuning."""
+    """Default: 2e-4 for LoRA up to 13B parameters, 1e-4 above; 1e-5 for full fine-tuning, 2e-5 of
+    a classifier."""
     weight_decay: NotNegative = 0.0
     beta2: Share = 0.999
     max_grad_norm: Positive = 1.0
@@ -318,7 +319,7 @@ class RunDefaults(Strict):
     method: Method = "qlora"
     """`qlora` (4-bit base), `lora` (16-bit base) or `full` (all weights)."""
     launch: Launch = "ddp"
-    """A file stem of config/accelerate/. Default: ddp for qlora and lora, zero3 for full."""
+    """A file stem of config/accelerate/. Default: ddp for adapters and classifiers, else zero3."""
     gpus: Count = 1
     """Processes, one per GPU. Where there is no GPU: CPU processes."""
     gpu_memory_gb: Positive | None = None

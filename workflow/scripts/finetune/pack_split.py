@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from finetune.packing import packed_batches, packing_efficiency, padding_share
 from finetune.tokens import PACKS, open_tokens
 
 
-def pack_split(folder: Path, lengths: list[int], size: int | None) -> dict[str, Any]:
+def pack_split(folder: Path, lengths: Sequence[int], size: int | None) -> dict[str, Any]:
     """Put packs of up to `size` tokens in the place of rows of these lengths; None leaves them.
 
     Returns shares of padding before and after, and under `train` what lint.json says anew.
