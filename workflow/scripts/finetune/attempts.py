@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from finetune import checkpoints, cli
+from finetune import checkpoints, cli, peaks
 from finetune.advice import last_remedies
 from finetune.backoff import fitting_micro, smaller_micro
 from finetune.batch import split_batch
@@ -47,7 +47,7 @@ class Attempts:
         self.state, self.plan, self.facts, self.command = state, plan, facts, command
         self.env = env | {PARENT: str(os.getpid()), "FINETUNE_STATE": str(state)}
         self.stopping = self.killed = False
-        note_kill(state, self.last_step())
+        note_kill(state, self.last_step(), peaks.left_behind(state))
         most = min(plan["micro_batch"], backed_off(read_history(state)) or plan["micro_batch"])
         self.micro = fitting_micro(plan["global_batch"], facts["world_size"], most)
 
@@ -78,6 +78,7 @@ class Attempts:
         cut_back(self.state / LINES, step)
         for name in (OUTCOME, "stop"):
             (self.state / name).unlink(missing_ok=True)
+        peaks.forget(self.state)
         self.note("resumed" if checkpoint else "started", step)
         return checkpoint
 
@@ -170,6 +171,7 @@ class Attempts:
     def note(self, event: str, step: int, **facts: object) -> None:
         if event not in ("started", "resumed"):
             facts["seconds"] = round(self.seconds, 1)
+            facts["peak_memory"] = peaks.left_behind(self.state)
         record(self.state, event, step, micro_batch=self.micro, **facts)
 
     def last_step(self) -> int:

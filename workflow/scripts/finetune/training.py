@@ -20,7 +20,7 @@ from finetune.classification import ClassificationTrainer, LabelCollator
 from finetune.collator import RowCollator
 from finetune.counters import RestoreCounters
 from finetune.facts import read_facts
-from finetune.faults import Place, leave
+from finetune.faults import Place
 from finetune.files import publish, read_json, write_aside, write_json
 from finetune.guards import (
     GradientGuard,
@@ -32,8 +32,9 @@ from finetune.history import read_history
 from finetune.metric_lines import LINES, lacks_validation
 from finetune.modeling import compute_dtype, load_for_training
 from finetune.outcome import claim
+from finetune.peaks import PeakMemory
 from finetune.progress import Progress
-from finetune.provenance import code_commit, peak_memory
+from finetune.provenance import code_commit
 from finetune.sampling import GROUPED
 from finetune.stopping import Stopper
 from finetune.tokenizer import load_tokenizer
@@ -48,7 +49,7 @@ SECONDS_AFTER_WATCHDOG = 600
 """Collectives wait longer than the watchdog does: it shows where ranks are, they only end."""
 
 
-def train(args: argparse.Namespace, place: Place) -> None:
+def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     settings, plan = yaml.safe_load(args.config.read_text()), read_json(args.plan)
     refuse_data_parallel()
     training_args = arguments(settings, plan, args)
@@ -71,26 +72,26 @@ def train(args: argparse.Namespace, place: Place) -> None:
         trainer.add_callback(RestoreCounters(trainer, args.resume))
     trainer.train(resume_from_checkpoint=args.resume and str(args.resume))
     if stopper.stopped:
-        leave_stopped(trainer, args.state)
+        claim_stopped(trainer, args.state)
+        return
     watchdog.beat()
     save(trainer, args.output)
-    peaks = gather_object([peak_memory()])
+    peaks = gather_object([memory.look()])
     if trainer.is_world_process_zero():
         with write_aside(args.metrics) as aside:
             shutil.copyfile(args.state / LINES, aside)
         checked = {"placement": placement.record, "gradient_checks": gradients.checks}
         events = read_history(args.state)
         facts = run_facts(trainer, plan, peaks, events) | checked | {"events": events}
-        write_json(args.record, facts | provenance(settings, args, CODE))
+        write_json(args.record, facts | provenance(settings, args, trainer.facts, CODE))
     trainer.accelerator.end_training()
 
 
-def leave_stopped(trainer: FinetuneTrainer, state: Path) -> None:
+def claim_stopped(trainer: FinetuneTrainer, state: Path) -> None:
     """Nothing that Snakemake knows of is written: it must not take this run for finished."""
     if trainer.is_world_process_zero():
         claim(state, "stopped", step=trainer.state.global_step)
     trainer.accelerator.wait_for_everyone()
-    leave(0)
 
 
 def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingArguments:
