@@ -13,7 +13,12 @@ import psutil
 import yaml
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
-FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
+FILES = {
+    "output": "trained",
+    "metrics": "metrics.jsonl",
+    "record": "train.json",
+    "calibration": "calibration.jsonl",
+}
 STEPS = 10
 """Over one epoch of the small project and into the next."""
 EVERY_STEP = {"checkpoint_minutes": 1e-9}

@@ -66,14 +66,19 @@ def test_a_rank_that_is_killed_leaves_its_peak(tmp_path):
         time.sleep(0.05)
     rank.send_signal(signal.SIGKILL)
     rank.wait()
-    assert left_behind(tmp_path)["host_total"] > 200 * MB
+    assert left_behind(tmp_path)["host_node"] > 200 * MB
 
 
 def test_ranks_add_up_on_the_host_and_not_on_the_gpu(tmp_path):
     assert left_behind(tmp_path) == {}
-    (tmp_path / "peak_0.json").write_text('{"host": 5, "host_resident": 8, "host_above": 2}')
-    (tmp_path / "peak_1.json").write_text('{"host": 7, "host_resident": 7, "gpu": 4}')
-    expected = {"host": 7, "host_resident": 8, "gpu": 4, "host_total": 5 + 7 + 2}
+    ranks = [
+        {"node": 0, "host": 5, "host_resident": 8, "host_above": 2},
+        {"node": 0, "host": 7, "host_resident": 7, "gpu": 4},
+        {"node": 1, "host": 9, "host_resident": 9, "host_above": 1, "gpu": 3},
+    ]
+    for rank, peak in enumerate(ranks):
+        (tmp_path / f"peak_{rank}.json").write_text(json.dumps(peak))
+    expected = {"host": 9, "host_resident": 9, "gpu": 4, "host_node": 5 + 7 + 2}
     assert left_behind(tmp_path) == expected
     forget(tmp_path)
     assert left_behind(tmp_path) == {}
@@ -115,16 +120,21 @@ def test_a_gpu_held_what_the_allocator_took_at_its_peak_and_what_is_beside_it(mo
 
 
 def test_predicted_and_measured_stand_side_by_side():
-    plan = {"total": 10, "host": {"train": 20}, "calibration": {"gpu": {"corrected": 12}}}
-    assert compared(plan, {"gpu": 11, "host": 4, "host_total": 9}) == {
-        "gpu": {"predicted": 10, "corrected": 12, "measured": 11},
-        "host": {"predicted": 20, "corrected": None, "measured": 9},
+    plan = {"total": 10, "host": {"train": 20}, "calibration": {"process": {"corrected": 12}}}
+    assert compared(plan, {"gpu": 11, "host": 4, "host_node": 9}) == {
+        "process": {"predicted": 10, "corrected": 12, "measured": 11},
+        "node": {"predicted": 20, "corrected": None, "measured": 9},
     }
 
 
-@pytest.mark.parametrize("plan", [{"total": 10}, {"total": 10, "calibration": {"gpu": None}}])
+@pytest.mark.parametrize("plan", [{"total": 10}, {"total": 10, "calibration": {"process": None}}])
 def test_a_plan_of_older_code_predicted_less(plan):
-    assert compared(plan, {"host": 4, "host_total": 9}) == {
-        "gpu": {"predicted": 10, "corrected": None, "measured": None},
-        "host": {"predicted": None, "corrected": None, "measured": 9},
+    assert compared(plan, {"host": 4, "host_node": 9}) == {
+        "process": {"predicted": 10, "corrected": None, "measured": None},
+        "node": {"predicted": None, "corrected": None, "measured": 9},
     }
+
+
+def test_on_a_cpu_the_process_is_on_the_host():
+    plan = {"total": 10, "cpu": True}
+    assert compared(plan, {"host": 4, "host_node": 9})["process"]["measured"] == 4

@@ -128,9 +128,9 @@ def test_a_validation_that_the_end_came_before_is_known(tmp_path, step, every, l
 
 def test_the_history_of_a_run(tmp_path):
     record(tmp_path, "started", 0, micro_batch=4)
-    note_kill(tmp_path, 7, {"host": 5, "host_total": 9})
+    note_kill(tmp_path, 7, {"host": 5, "host_node": 9})
     record(tmp_path, "resumed", 5, micro_batch=4)
-    ended = {"next_micro_batch": 2, "seconds": 10.5, "peak_memory": {"host": 6, "host_total": 7}}
+    ended = {"next_micro_batch": 2, "seconds": 10.5, "peak_memory": {"host": 6, "host_node": 7}}
     record(tmp_path, "out of memory", 6, micro_batch=4, **ended)
     note_kill(tmp_path, 9, {})  # it ended by itself
     events = read_history(tmp_path)
@@ -142,7 +142,7 @@ def test_the_history_of_a_run(tmp_path):
     ]
     assert (backed_off(events), backed_off(events[:3])) == (2, None)
     assert seconds_spent(events) == 10.5
-    assert highest(peaks_reached(events)) == {"host": 6, "host_total": 9}
+    assert highest(peaks_reached(events)) == {"host": 6, "host_node": 9}
 
 
 def test_only_the_first_tells(tmp_path):

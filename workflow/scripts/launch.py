@@ -18,6 +18,7 @@ from pathlib import Path
 
 import yaml
 
+from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
 from finetune.cli import UserError, read_settings, run_script, say
@@ -57,7 +58,23 @@ def main() -> None:
             env[LOCKS] = os.pathsep.join(map(str, [lock, *lock_paths(ids)]))
             attempts = Attempts(state, plan, facts, partial(agent_command, args, state), env)
             code = attempts.run()
+        if code == 0:
+            keep_for_later(args, plan)
     sys.exit(code)
+
+
+def keep_for_later(args: argparse.Namespace, plan: dict) -> None:
+    """What this run took, for the plans of others. The run is finished whether or not that can be
+    written."""
+    longest = read_json(args.tokens / "lint.json")["train"]["longest"]
+    line = calibration.finished(read_json(args.record), plan, longest)
+    try:
+        calibration.append(args.calibration, line)
+    except OSError as error:
+        say(
+            f"launch: {args.calibration} was not written, so no later plan learns from this run: "
+            f"{error}"
+        )
 
 
 @contextmanager
@@ -86,7 +103,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--gpus", required=True, type=int, help="granted, one process per GPU")
     parser.add_argument("--threads", required=True, type=int, help="CPU threads of the whole job")
     parser.add_argument("--config", required=True, type=Path, help="where settings are frozen")
-    for name in ("plan", "tokens", "model", "output", "metrics", "record"):
+    for name in ("plan", "tokens", "model", "output", "metrics", "record", "calibration"):
         parser.add_argument(f"--{name}", required=True, type=Path)
     return parser.parse_args()
 

@@ -5,7 +5,7 @@
                  libraries and mapped weights as well, in each process that maps them, though they
                  exist once and leave when memory is short.
 `host_resident`  The kernel's own maximum of resident memory (VmHWM), those files included.
-`host_total`     `host` of all ranks, the launcher and the agent: what `mem_mb` has to hold.
+`host_node`      `host` of all ranks of a node, the launcher and the agent: what `mem_mb` must hold.
 `gpu_allocated`  The most that PyTorch's caching allocator gave out,
 `gpu_reserved`   and took from the device.
 `gpu`            The latter, and what the device held beside it: CUDA context, NCCL, workspaces.
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,7 +38,8 @@ class PeakMemory:
         rank = int(os.environ.get("RANK", 0))
         self.path = folder and folder / f"peak_{rank}.json"
         self.device = int(os.environ.get("LOCAL_RANK", 0))
-        self.above = launchers() if rank == 0 else []
+        self.node = int(os.environ.get("GROUP_RANK", 0))
+        self.above = launchers() if self.device == 0 else []
         self.peak: dict[str, int] = {}
         self.written: dict[str, int] = {}
         self.lock = threading.Lock()
@@ -66,7 +68,7 @@ class PeakMemory:
 
     def look(self) -> dict[str, int]:
         """The maxima so far, this moment included."""
-        now = host_memory(os.getpid()) | gpu_memory(self.device)
+        now = {"node": self.node} | host_memory(os.getpid()) | gpu_memory(self.device)
         if self.above:
             now["host_above"] = sum(host_memory(pid)["host"] for pid in self.above)
         with self.lock:
@@ -112,11 +114,13 @@ def highest(peaks: Iterable[dict[str, int]]) -> dict[str, int]:
 
 
 def of_attempt(ranks: list[dict[str, int]]) -> dict[str, int]:
-    """The largest rank, and the host memory of all. Ranks need not be at their peaks at once, so
-    that is what suffices."""
-    peak = highest(ranks)
-    above = peak.pop("host_above", 0)
-    return peak | {"host_total": sum(rank["host"] for rank in ranks) + above}
+    """The largest rank, and the host memory of the largest node. Its ranks need not be at their
+    peaks at once, so that is what suffices."""
+    nodes = Counter()
+    for rank in ranks:
+        nodes[rank["node"]] += rank["host"] + rank.get("host_above", 0)
+    peak = {k: v for k, v in highest(ranks).items() if k not in ("node", "host_above")}
+    return peak | {"host_node": max(nodes.values())}
 
 
 def left_behind(folder: Path) -> dict[str, int]:

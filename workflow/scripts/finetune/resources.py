@@ -1,0 +1,67 @@
+"""What jobs ask Snakemake, and so SLURM, for: memory and disk in MB of 1e6 bytes, time in minutes.
+
+From plan.json, which holds what earlier runs taught too. One of older code lacks some of it: then
+what that code asked for.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+MARGIN = 1.1
+"""Above what is predicted, in memory and on disk."""
+BESIDE = 500
+"""MB in a job beside its processes: Snakemake, and the shell in it."""
+OLDER = {"train": 16_000, "merge": 64_000, "evaluate": 32_000}
+"""MB, for `train` by GPU."""
+TIME_MARGIN, BEGINNING = 1.5, 10
+"""Of what is expected, and minutes. A training that meets its limit saves, and goes on when it is
+submitted again: little is lost where this is not enough."""
+MERGE_MINUTES, MINUTES_PER_GB = 120, 4
+"""At least, and by GB in memory: weights are read, measured on the CPU, and written."""
+PROCESS = 3_000_000_000
+"""Host memory of one that uses CUDA."""
+SCORED = 8_192
+"""Tokens whose logits an evaluation holds at once."""
+
+
+def mem_mb(plan: dict, stage: str, attempt: int) -> int:
+    """Host memory of a node for `train`, `merge` or `evaluate`."""
+    needed = host_bytes(plan["memory"], stage)
+    if needed is None:
+        gpus = plan["world_size"] if stage == "train" else 1
+        return grown(OLDER[stage] * gpus, attempt)
+    return grown(needed * MARGIN / 1e6 + BESIDE, attempt)
+
+
+def grown(first: float, attempt: int) -> int:
+    """A job that is tried again may have been killed for its memory: half as much more a time."""
+    return ceil(first * (1 + (attempt - 1) / 2))
+
+
+def host_bytes(memory: dict, stage: str) -> int | None:
+    """As earlier runs correct it, where there are any: they were trainings."""
+    correction = memory.get("calibration", {}).get("node") if stage == "train" else None
+    return correction["corrected"] if correction else memory.get("host", {}).get(stage)
+
+
+def baseline_mem_mb(model: dict, attempt: int) -> int:
+    """To evaluate a base model, from model.json: 16-bit weights, and logits, also in fp32,
+    with their log-probabilities."""
+    needed = PROCESS + model["parameters"] * 2 + SCORED * model["vocab_size"] * (2 + 4 + 4)
+    return grown(needed * MARGIN / 1e6 + BESIDE, attempt)
+
+
+def disk_mb(plan: dict, stage: str) -> int:
+    return ceil(plan["memory"].get("disk", {}).get(stage, 0) * MARGIN / 1e6)
+
+
+def train_minutes(plan: dict) -> int | None:
+    """None where no earlier run tells how fast this one will be."""
+    time = plan.get("time")
+    return time and BEGINNING + ceil(time["seconds"] * TIME_MARGIN / 60)
+
+
+def merge_minutes(plan: dict) -> int:
+    loaded = plan["memory"].get("host", {}).get("merge", 0)
+    return max(MERGE_MINUTES, ceil(loaded / 1e9 * MINUTES_PER_GB))
