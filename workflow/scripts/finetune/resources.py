@@ -36,7 +36,7 @@ def mem_mb(plan: dict, stage: str, attempt: int) -> int:
 
 def grown(first: float, attempt: int) -> int:
     """A job that is tried again may have been killed for its memory: half as much more a time."""
-    return ceil(first * (1 + (attempt - 1) / 2))
+    return round(first * (1 + (attempt - 1) / 2))
 
 
 def host_bytes(memory: dict, stage: str) -> int | None:
@@ -53,7 +53,7 @@ def baseline_mem_mb(model: dict, attempt: int) -> int:
 
 
 def disk_mb(plan: dict, stage: str) -> int:
-    return ceil(plan["memory"].get("disk", {}).get(stage, 0) * MARGIN / 1e6)
+    return round(plan["memory"].get("disk", {}).get(stage, 0) * MARGIN / 1e6)
 
 
 def train_minutes(plan: dict) -> int | None:
