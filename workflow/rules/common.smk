@@ -76,7 +76,8 @@ def trained_as_configured(wildcards):
 def plan_settings(wildcards):
     """Where a run is trained, and how its batch is split, is planned again only if it still has
     to be trained: a finished one keeps the plan that it was trained with."""
-    now = stages.plan_settings(run_of(wildcards), dataset_of(wildcards))
+    sections = (section(wildcards) for section in (run_of, dataset_of, model_of))
+    now = stages.plan_settings(*sections)
     plan = Path("results", "runs", wildcards.run, "plan.json")
     if plan.exists() and trained_as_configured(wildcards):
         then = json.loads(plan.read_text())["settings"]

@@ -48,7 +48,7 @@ def main() -> None:
     with only_launch(args.output.parent) as lock:
         devices = visible_devices()
         check_devices(args.gpus, plan, len(devices))
-        check_space(state, args.settings, read_json(args.model.parent / "model.json"))
+        check_space(state, plan["memory"]["disk"])
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
         facts = facts_of(args.settings, plan, args.tokens, args.model)

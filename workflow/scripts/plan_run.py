@@ -1,7 +1,11 @@
 """Rule plan_run: how the batch is split and whether the run fits, before a GPU is asked for.
 
-Reads the run's settings, `model.json` and `lint.json`; loads no weights. Writes `plan.json`.
-A run that cannot work ends here, with what to change.
+Reads the run's settings, the model's config, `model.json` and `lint.json`; loads no weights.
+Writes `plan.json`. A run that cannot work ends here, with the smallest change that helps.
+
+Without a run it answers what would fit:
+
+    python workflow/scripts/plan_run.py --model Qwen/Qwen2.5-7B --gpus 4 --gpu-memory 24
 """
 
 from __future__ import annotations
@@ -10,37 +14,97 @@ import argparse
 import math
 from pathlib import Path
 
-from finetune.advice import cheaper
+from finetune import cli
 from finetune.batch import split_batch
 from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
+from finetune.config import Dataset, Model, Run, complete_run
+from finetune.devices import GB, find_device
 from finetune.files import read_json, write_json
-from finetune.memory import ModelShapes, training_memory
+from finetune.gpu_models import GPU_MODELS
+from finetune.memory import Job
+from finetune.neighbours import neighbours, table
+from finetune.outlook import checked, job_of, memory_section, outlook, request_of, shapes_in
+from finetune.shapes import Shapes
 from finetune.splits import SPLITS
+from finetune.stages import plan_settings
 
-GB = 1e9
 LARGE = 14e9
 """Above a "13B" model (13.02e9 for LLaMA) the QLoRA paper halves the learning rate (table 9)."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=read_settings)
-    parser.add_argument("--model", required=True, type=Path, help="model.json")
-    parser.add_argument("--lint", required=True, type=Path, help="lint.json")
-    parser.add_argument("--output", required=True, type=Path, help="plan.json")
-    args = parser.parse_args()
-
-    model, lint = read_json(args.model), read_json(args.lint)
+    args = parse()
+    if args.settings is None:
+        show_outlook(args)
+        return
+    model, lint = read_json(Path(args.model)), read_json(args.lint)
     check_task(args.settings["task"], model, lint)
     check_data(lint, args.settings["checks"], args.lint.with_suffix(".html"))
-    plan = batch_plan(args.settings, lint["train"]["sequences"])
-    plan["learning_rate"] = learning_rate(args.settings, model["parameters"])
-    plan["memory"] = memory_plan(args.settings, model, lint)
-    plan["settings"] = args.settings
+    check_rows(args.settings["batch"]["global"], lint["train"]["sequences"])
     check_context(model, max(lint[split]["longest"] for split in SPLITS))
+    shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
+    plan = make_plan(args.settings, shapes, lint)
     write_json(args.output, plan)
+    print(table(plan["neighbours"]), file=cli.sys.stderr)
     say("plan_run: " + summary(plan))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="model.json; or a hub id, folder or config")
+    rule = parser.add_argument_group("a run of the workflow, as the rule gives it")
+    rule.add_argument("--settings", type=read_settings)
+    rule.add_argument("--pretrained", type=Path, help="folder of fetch_model")
+    rule.add_argument("--lint", type=Path, help="lint.json")
+    rule.add_argument("--output", type=Path, help="plan.json")
+    free = parser.add_argument_group("no run: what would fit")
+    free.add_argument("--gpus", type=int, default=1)
+    free.add_argument("--gpu-memory", type=float, metavar="GB", help="of one GPU; 1 GB = 1e9 bytes")
+    free.add_argument("--gpu-model", choices=GPU_MODELS)
+    free.add_argument("--method", default="qlora", choices=["qlora", "lora", "full"])
+    free.add_argument("--length", type=int, default=Dataset.model_fields["max_length"].default)
+    free.add_argument("--batch", type=int, default=16, help="rows per optimizer step")
+    free.add_argument("--lora-rank", type=int, default=16)
+    args = parser.parse_args()
+    given = [args.pretrained, args.lint, args.output]
+    if args.settings and not all(given):
+        parser.error("--settings needs --pretrained, --lint and --output")
+    return args
+
+
+def show_outlook(args: argparse.Namespace) -> None:
+    """The table alone, on stdout."""
+    keys = {"method": args.method, "gpus": args.gpus, "batch": {"global": args.batch}}
+    keys |= {"gpu_memory_gb": args.gpu_memory, "gpu_model": args.gpu_model}
+    keys |= {} if args.method == "full" else {"lora": {"rank": args.lora_rank}}
+    run = Run.model_validate(complete_run({}, {"model": "m", "dataset": "d"} | keys))
+    settings = plan_settings(run, Dataset(source="-"), Model(source=args.model))
+    lint = {"train": {"longest": args.length}, "labels": None}
+    device = find_device(settings)
+    entries = outlook(shapes_in(args.model, False), settings, lint, device)
+    print(
+        f"{args.model}, rows of {args.length} tokens, all supervised; {device.name}, "
+        f"{device.available / GB:.1f} GB",
+        file=cli.terminal,
+    )
+    print(table(entries), file=cli.terminal)
+
+
+def make_plan(settings: dict, shapes: Shapes, lint: dict) -> dict:
+    """All of plan.json. Raises UserError for a run that cannot work."""
+    check_targets(settings.get("lora", {}).get("target_modules", []), shapes)
+    device = find_device(settings)
+    request = request_of(settings, shapes, device)
+    job = job_of(settings, shapes, lint, device)
+    job = checked(request, job, settings["allow_oversubscription"])
+    plan = batch_plan(settings, job, lint["train"]["sequences"])
+    plan["learning_rate"] = learning_rate(settings, shapes.parameters)
+    plan["memory"] = memory_section(request, job)
+    plan["neighbours"] = neighbours(request, job)
+    return plan | {"settings": settings}
 
 
 def check_data(lint: dict, checks: dict, page: Path) -> None:
@@ -70,20 +134,24 @@ def check_task(task: str, model: dict, lint: dict) -> None:
         )
 
 
-def batch_plan(settings: dict, rows: int) -> dict:
-    """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
-    size, micro = settings["batch"]["global"], settings["batch"]["micro"]
+def check_rows(size: int, rows: int) -> None:
     if rows < size:
         raise UserError(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
+
+
+def batch_plan(settings: dict, job: Job, rows: int) -> dict:
+    """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
+    size = settings["batch"]["global"]
     steps_per_epoch = rows // size
     length = steps_per_epoch * (settings["epochs"] or 1)
     # 100 steps x 0.07 epochs is 7.000000000000001 as a float, and 7 to people
     steps = settings["steps"] or max(1, math.ceil(round(length, 6)))
     return {
-        "world_size": settings["gpus"],
+        "world_size": job.world,
         "global_batch": size,
-        "micro_batch": micro,
-        "accumulation": split_batch(size, micro, settings["gpus"]),
+        "micro_batch": job.micro,
+        "accumulation": split_batch(size, job.micro, job.world),
+        "gradient_checkpointing": job.checkpointing,
         "steps_per_epoch": steps_per_epoch,
         "steps": steps,
         "rows_unseen_per_epoch": rows % size,
@@ -100,49 +168,13 @@ def learning_rate(settings: dict, parameters: int) -> float:
     return 2e-4 if parameters <= LARGE else 1e-4
 
 
-def memory_plan(settings: dict, model: dict, lint: dict) -> dict:
-    """Predicted bytes by part against what a GPU has. Raises UserError when it cannot fit."""
-    lora = settings.get("lora", {"rank": 0, "target_modules": []})
-    check_targets(lora["target_modules"], model)
-    parts = training_memory(
-        ModelShapes.of(model, lora["rank"], lora["target_modules"]),
-        method=settings["method"],
-        launch=settings["launch"],
-        gpus=settings["gpus"],
-        double=settings.get("quantization", {}).get("double", False),
-        micro=settings["batch"]["micro"],
-        length=lint["train"]["longest"],
-        checkpointing=settings["gradient_checkpointing"],
-        classes=len(lint["labels"]) if lint["labels"] else None,
-    )
-    total, (available, seen) = sum(parts.values()), device_memory(settings)
-    if available is not None and total > available:
-        raise UserError(
-            f"needs about {total / GB:.1f} GB on each GPU, but each has {available / GB:.1f} "
-            f"({seen}). {cheaper(settings, parts)}"
-        )
-    return {"parts": parts, "total": total, "available": available, "device": seen}
-
-
-def check_targets(targets: str | list[str], model: dict) -> None:
-    names = sorted({layer["name"] for layer in model["linear_layers"]})
+def check_targets(targets: str | list[str], shapes: Shapes) -> None:
+    names = sorted({layer.name for layer in shapes.linear})
     if unknown := [t for t in targets if isinstance(targets, list) and t not in names]:
         raise UserError(
             f"lora.target_modules {', '.join(unknown)}: no such linear layer in this model; it "
             f"has {', '.join(names)}."
         )
-
-
-def device_memory(settings: dict) -> tuple[float | None, str]:
-    """Bytes for one process, and where the number is from."""
-    if settings["gpu_memory_gb"]:
-        return settings["gpu_memory_gb"] * GB, "gpu_memory_gb"
-    import torch
-
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(0)
-        return device.total_memory, device.name
-    return None, "no GPU seen here; set gpu_memory_gb to have it checked"
 
 
 def check_context(model: dict, longest: int) -> None:
@@ -155,8 +187,13 @@ def check_context(model: dict, longest: int) -> None:
 
 def summary(plan: dict) -> str:
     split = f"{plan['micro_batch']} x {plan['accumulation']} x {plan['world_size']}"
-    memory = f"{plan['memory']['total'] / GB:.1f} GB per GPU predicted"
-    return f"{plan['steps']} steps of {plan['global_batch']} rows = {split}; {memory}"
+    again = ", activations recomputed" if plan["gradient_checkpointing"] else ""
+    memory = plan["memory"]
+    used = f"{memory['total'] / GB:.1f} of {memory['available'] / GB:.1f} GB"
+    return (
+        f"{plan['steps']} steps of {plan['global_batch']} rows = {split}{again}; {used} for each "
+        f"predicted ({memory['device']})"
+    )
 
 
 if __name__ == "__main__":

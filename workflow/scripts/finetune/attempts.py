@@ -128,7 +128,7 @@ class Attempts:
         where = f"rank {rank} ran out of memory at step {step} with micro-batch {self.micro}"
         if micro is None:
             self.note("failed", outcome["step"], text=outcome["text"])
-            advice = last_remedies(self.plan["settings"])
+            advice = last_remedies(self.plan)
             say(f"ERROR train: {where}, one row at a time. {advice} {self.resumes()}")
             return FAILED
         self.note("out of memory", outcome["step"], rank=rank, next_micro_batch=micro)

@@ -116,7 +116,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
         max_grad_norm=optimizer["max_grad_norm"],
         lr_scheduler_type=settings["schedule"]["name"],
         warmup_steps=settings["schedule"]["warmup"],  # below 1: a share of the steps
-        activation_checkpointing=settings["gradient_checkpointing"],
+        activation_checkpointing=plan["gradient_checkpointing"],
         # reentrant checkpointing under DDP marks parameters ready twice (peft issue 313)
         activation_checkpointing_kwargs={"use_reentrant": False},
         ddp_find_unused_parameters=False,

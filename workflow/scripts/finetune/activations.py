@@ -1,0 +1,107 @@
+"""What the backward pass needs of the forward pass, in bytes.
+
+The terms follow Korthikanti et al. 2022 (arXiv 2205.05198, section 4), as transformers' modules
+run today: grouped queries, gated MLPs, norms in fp32, attention that never writes its scores. A
+test holds them against what autograd really keeps of such layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from finetune.memory import Job
+    from finetune.shapes import Shapes
+
+LOGIT = 2 + 4 + 4
+"""Bytes of a logit: 16 bit, log-softmax in fp32, its gradient (transformers ForCausalLMLoss)."""
+
+
+def logits(shapes: Shapes, job: Job) -> int:
+    """Only at positions at which some row of the micro-batch is supervised; a classifier has one
+    row of them for each text."""
+    if job.classes:
+        return job.micro * job.classes * LOGIT
+    positions = min(job.length, job.micro * job.supervised)
+    return job.micro * positions * shapes.vocab * LOGIT
+
+
+def activations(shapes: Shapes, job: Job) -> int:
+    """All layers' inputs and the insides of one layer, or of all of them."""
+    inside, entry = kept_of_a_layer(shapes, job), shapes.hidden * (4 if fp32(job) else 2)
+    layers = entry * shapes.layers + inside if job.checkpointing else inside * shapes.layers
+    masks = 0 if "flash" in job.attention else 3 * job.length  # bool, and 16-bit to be added
+    tokens = job.micro * job.length
+    return tokens * (layers + working(shapes, job) + masks + 2 * entry)
+
+
+def fp32(job: Job) -> bool:
+    """Residuals are as wide as the weights."""
+    return job.method == "full" and not job.zero
+
+
+def kept_of_a_layer(shapes: Shapes, job: Job) -> int:
+    """Bytes a token leaves in one layer."""
+    return (
+        norms(shapes, job)
+        + attention(shapes, job)
+        + feed_forward(shapes, job)
+        + (inputs(shapes) if job.method == "full" else adapter_inputs(shapes, job))
+        + (2 * shapes.hidden if shapes.dropout else 0)
+    )
+
+
+def norms(shapes: Shapes, job: Job) -> int:
+    """An RMSNorm is computed on an fp32 copy, and keeps its product where its weight is trained;
+    a LayerNorm keeps its input, which autocast makes fp32."""
+    if not shapes.rms:
+        return shapes.normed * (2 if job.zero else 4)
+    product = (4 if fp32(job) else 2) if job.method == "full" else 0
+    return shapes.normed * (4 + product)
+
+
+def attention(shapes: Shapes, job: Job) -> int:
+    """Queries, keys, values and what comes out; eager attention also its scores, in fp32 and 16
+    bit, for each pair of tokens. Only FlashAttention leaves grouped keys and values unrepeated."""
+    query = shapes.heads * shapes.head_dim
+    flash = "flash" in job.attention
+    key = shapes.kv_heads * shapes.head_dim if flash else query
+    out = 0 if job.method == "full" else 2 * query  # else it is the input of a trained layer
+    kept = 2 * (query + 2 * key) + out
+    if job.attention == "eager":
+        pair = 4 + 2 + (3 if shapes.dropout else 0)
+        return kept + pair * shapes.heads * job.length
+    return kept + 4 * shapes.heads
+
+
+def feed_forward(shapes: Shapes, job: Job) -> int:
+    """Gate, activated gate and the other projection; or what the activation function keeps."""
+    width = shapes.intermediate
+    kept = 2 * width * (3 if shapes.gated else shapes.gelu)
+    if not shapes.experts:
+        return kept
+    # each expert has a copy of its tokens, and weighs what it puts out
+    return shapes.experts * (kept + 2 * 2 * shapes.hidden)
+
+
+def inputs(shapes: Shapes) -> int:
+    """Of the linear layers that are trained: of projections that share one, once."""
+    query, width = shapes.heads * shapes.head_dim, shapes.intermediate * max(1, shapes.experts)
+    return 2 * (2 * shapes.hidden + query + width)
+
+
+def adapter_inputs(shapes: Shapes, job: Job) -> int:
+    """Each adapter drops out its own copy of the input (peft lora/layer.py): a mask, and the copy
+    in 16 bit. Without CUDA the mask is as wide as the copy, which is fp32 there."""
+    mask = (4 if job.cpu else 1) if job.dropout else 0
+    layers = shapes.adapted(job.targets)
+    wide = sum(x.in_features * x.count for x in layers) * (mask + 2)
+    narrow = sum(x.count for x in layers) * job.rank * 2
+    return (wide + narrow) // shapes.layers
+
+
+def working(shapes: Shapes, job: Job) -> int:
+    """Gradients of the layer that the backward pass is in, where they are widest."""
+    tall = 2 * shapes.intermediate * (3 if shapes.gated else 1) * max(1, shapes.experts)
+    scores = (4 + 4) * shapes.heads * job.length if job.attention == "eager" else 0
+    return max(tall, scores) + 4 * shapes.hidden

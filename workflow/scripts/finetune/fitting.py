@@ -1,0 +1,55 @@
+"""The largest micro-batch that fits, and whether activations must be recomputed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+from finetune.devices import Device
+from finetune.memory import Job, predicted, training_memory
+from finetune.shapes import Shapes
+
+Auto = Literal["auto"]
+
+MARGIN = 0.9
+"""Of what is there, for a micro-batch that nobody chose: a prediction is not a measurement."""
+CPU_TOKENS = 1024
+"""Tokens a CPU process takes at once, at most."""
+
+
+def fitted(
+    shapes: Shapes,
+    job: Job,
+    device: Device,
+    global_batch: int,
+    micro: int | Auto,
+    again: bool | Auto,
+) -> Job:
+    """`job` with its micro-batch and checkpointing; the smallest choice if none fits.
+
+    Recomputing runs the forward pass twice: a third more work, at any size (Chen et al. 2016,
+    arXiv 1604.06174). A smaller micro-batch costs a GPU little, since few thousand tokens keep it
+    busy. So what fits without recomputing comes first, down to one row.
+    """
+    choices = list(candidates(job, global_batch, micro, again))
+    room = MARGIN * device.available
+    return next((c for c in choices if needs(shapes, c) <= room), choices[-1])
+
+
+def candidates(job: Job, size: int, micro: int | Auto, again: bool | Auto) -> Iterator[Job]:
+    """From the fastest to the smallest. Each divides the global batch."""
+    for checkpointing in [False, True] if again == "auto" else [again]:
+        for rows in micro_batches(job, size) if micro == "auto" else [micro]:
+            yield replace(job, micro=rows, checkpointing=checkpointing)
+
+
+def micro_batches(job: Job, size: int) -> list[int]:
+    share = size // job.world
+    most = max(1, min(share, CPU_TOKENS // job.length)) if job.cpu else share
+    return [rows for rows in range(most, 0, -1) if share % rows == 0]
+
+
+def needs(shapes: Shapes, job: Job) -> int:
+    """Bytes of one process."""
+    return predicted(training_memory(shapes, job))

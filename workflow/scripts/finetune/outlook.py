@@ -1,0 +1,94 @@
+"""What is planned from: a run's settings, the shapes of its model and the lengths of its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finetune.advice import Request, refusal
+from finetune.cli import UserError, offline, say
+from finetune.config import Lora
+from finetune.devices import Device
+from finetune.host import disk_space, host_memory
+from finetune.memory import Job, predicted, training_memory
+from finetune.neighbours import neighbours
+from finetune.shapes import Shapes, shapes_of
+
+
+def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
+    """What the settings and the data say; micro-batch and checkpointing are still open. Methods
+    that the run could have had instead take the default adapters."""
+    lora = settings.get("lora") or Lora().model_dump()
+    targets, train = lora["target_modules"], lint["train"]
+    return Job(
+        method=settings["method"],
+        launch=settings["launch"],
+        world=settings["gpus"],
+        per_node=settings["gpus"],
+        micro=1,
+        length=train["longest"],
+        # older data checks lack it
+        supervised=train.get("most_supervised", train["longest"]),
+        checkpointing=True,
+        # modeling.default_attention
+        attention=settings["attention"] or ("eager" if device.cpu else shapes.attention),
+        cpu=device.cpu,
+        rank=lora["rank"],
+        targets=targets if isinstance(targets, str) else tuple(targets),
+        dropout=lora["dropout"],
+        double=settings.get("quantization", {}).get("double", True),
+        classes=len(lint["labels"]) if lint["labels"] else None,
+    )
+
+
+def request_of(settings: dict, shapes: Shapes, device: Device) -> Request:
+    batch = settings["batch"]
+    again = settings["gradient_checkpointing"]
+    return Request(shapes, device, batch["global"], batch["micro"], again)
+
+
+def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
+    """The job with its batch split. Raises UserError, with what to change, if it cannot fit."""
+    job = request.best(job)
+    if not request.fits(job):
+        text = refusal(request, job)
+        if not oversubscribe:
+            raise UserError(text)
+        say(f"plan_run: WARNING: {text} It is started all the same: allow_oversubscription.")
+    return job
+
+
+def memory_section(request: Request, job: Job) -> dict:
+    """`memory` of plan.json, in bytes: of one process by part; of one node by rule."""
+    parts, room = training_memory(request.shapes, job), request.room(job)
+    return {
+        "parts": parts,
+        "total": predicted(parts),
+        "available": round(room.available),
+        "device": room.name,
+        "host": host_memory(request.shapes, job),
+        "disk": disk_space(request.shapes, job),
+    }
+
+
+def shapes_in(
+    source: str | Path, trust_remote_code: bool, labels: list[str] | None = None
+) -> Shapes:
+    """Shapes of a folder, a config.json or a hub id. No weight is read or fetched."""
+    from finetune.architecture import outline
+
+    try:
+        return shapes_of(outline(source, trust_remote_code, labels))
+    except (OSError, ValueError) as error:
+        if Path(source).exists():
+            raise UserError(f"{source} cannot be planned with: {error}") from error
+        away = "HF_HUB_OFFLINE is set" if offline() else "the hub did not give its config.json"
+        raise UserError(
+            f"{source}: no such folder or file here, and {away}. Give a folder, a config.json, or "
+            "the id of a hub model (of a gated one after `hf auth login`)."
+        ) from error
+
+
+def outlook(shapes: Shapes, settings: dict, lint: dict, device: Device) -> list[dict]:
+    """The table for a run that need not exist: its entry, whether it fits or not, and others."""
+    request = request_of(settings, shapes, device)
+    return neighbours(request, request.best(job_of(settings, shapes, lint, device)))
