@@ -25,7 +25,7 @@ LINE = {
     "training_seconds": 50.0,
     "other_seconds": 30.0,
 }
-WANTED = {key: LINE[key] for key in calibration.KINDS[0] if key != "on"}
+WANTED = {key: LINE[key] for key in calibration.KINDS[0] if key != "on"} | {"on": "gpu"}
 
 
 def line(**changes):
@@ -54,10 +54,10 @@ def test_of_an_even_number_the_middle_of_the_middle_two():
 
 def test_node_and_process_are_apart_and_a_cpu_run_says_nothing_of_gpus():
     cpu = [line(device="CPU", measured={"process": None, "node": 500})]
-    anywhere = WANTED | {"device": None}
-    assert memory_ratio(cpu, anywhere, "process") is None
-    assert memory_ratio(cpu, anywhere, "node").median == 0.5
-    assert memory_ratio(cpu, anywhere | {"on": "gpu"}, "node") is None
+    here = WANTED | {"device": "CPU", "on": "cpu"}
+    assert memory_ratio(cpu, here, "process") is None
+    assert memory_ratio(cpu, here, "node").median == 0.5
+    assert memory_ratio(cpu, WANTED | {"device": None}, "node") is None
     assert memory_ratio(cpu, WANTED, "node") is None
 
 
@@ -118,7 +118,7 @@ def test_the_speed_of_another_model_is_not_taken():
 RECORD = {
     "run": "a",
     "settings_digest": "s",
-    "settings": {"method": "qlora", "launch": "ddp", "gradient_checkpointing": True},
+    "settings": {"method": "qlora", "launch": "ddp"},
     "model_name": "small",
     "device": "H100",
     "world_size": 2,
@@ -130,14 +130,12 @@ RECORD = {
     "training_seconds": 50.0,
     "wall_seconds": 80.0,
 }
-PLAN = {"world_size": 2, "micro_batch": 4}
+PLAN = {"world_size": 2, "micro_batch": 4, "gradient_checkpointing": True}
 
 
 def test_a_line_is_made_of_the_record_and_the_plan():
     """The raw prediction: a corrected one would be corrected again and again."""
     assert finished(RECORD, PLAN, 512).model_dump() == LINE
-    decided = finished(RECORD, PLAN | {"gradient_checkpointing": False}, 512)
-    assert not decided.gradient_checkpointing
 
 
 def test_on_other_processes_than_planned_the_prediction_was_not_about_this_run():

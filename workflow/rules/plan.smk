@@ -29,4 +29,4 @@ rule plan_run:
     shell:
         'python "$SCRIPTS"/plan_run.py --settings {params.settings:q}'
         " --model {input.model} --pretrained {input.pretrained} --lint {input.lint}"
-        " --output {output} 2> {log}"
+        " --calibration results/calibration.jsonl --output {output} 2> {log}"

@@ -24,7 +24,8 @@ def told_by(record, compute):
 
 def train_runtime(wildcards, **given):
     """From earlier runs of the kind; without any, what the profile sets for rules that say
-    nothing. Snakemake takes that by itself only for a resource that a rule does not name."""
+    nothing. Snakemake takes that by itself only for a resource that a rule does not name.
+    """
     expected = told_by(PLAN, lambda plan, _: resources.train_minutes(plan))
     minutes, profile = expected(wildcards, given["attempt"]), workflow.resource_settings
     if minutes is None and profile.default_resources:

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from finetune import cli
 from finetune.batch import split_batch
+from finetune.calibration import Finished, read
 from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.config import Dataset, Model, Run, complete_run
@@ -44,7 +46,7 @@ def main() -> None:
     check_rows(args.settings["batch"]["global"], lint["train"]["sequences"])
     check_context(model, max(lint[split]["longest"] for split in SPLITS))
     shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
-    plan = make_plan(args.settings, shapes, lint)
+    plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
     write_json(args.output, plan)
     print(table(plan["neighbours"]), file=cli.sys.stderr)
     say("plan_run: " + summary(plan))
@@ -59,6 +61,7 @@ def parse() -> argparse.Namespace:
     rule.add_argument("--settings", type=read_settings)
     rule.add_argument("--pretrained", type=Path, help="folder of fetch_model")
     rule.add_argument("--lint", type=Path, help="lint.json")
+    rule.add_argument("--calibration", type=Path, help="calibration.jsonl of earlier runs")
     rule.add_argument("--output", type=Path, help="plan.json")
     free = parser.add_argument_group("no run: what would fit")
     free.add_argument("--gpus", type=int, default=1)
@@ -69,10 +72,18 @@ def parse() -> argparse.Namespace:
     free.add_argument("--batch", type=int, default=16, help="rows per optimizer step")
     free.add_argument("--lora-rank", type=int, default=16)
     args = parser.parse_args()
-    given = [args.pretrained, args.lint, args.output]
+    given = [args.pretrained, args.lint, args.calibration, args.output]
     if args.settings and not all(given):
-        parser.error("--settings needs --pretrained, --lint and --output")
+        parser.error("--settings needs --pretrained, --lint, --calibration and --output")
     return args
+
+
+def earlier_runs(path: Path) -> list[Finished]:
+    """What a line cannot be read of is no reason not to plan."""
+    lines, damaged = read(path)
+    if damaged:
+        say(f"plan_run: {path}: {damaged} damaged lines are not used")
+    return lines
 
 
 def show_outlook(args: argparse.Namespace) -> None:
@@ -93,16 +104,17 @@ def show_outlook(args: argparse.Namespace) -> None:
     print(table(entries), file=cli.terminal)
 
 
-def make_plan(settings: dict, shapes: Shapes, lint: dict) -> dict:
+def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Finished] = ()) -> dict:
     """All of plan.json. Raises UserError for a run that cannot work."""
     check_targets(settings.get("lora", {}).get("target_modules", []), shapes)
     device = find_device(settings)
-    request = request_of(settings, shapes, device)
+    request = request_of(settings, shapes, device, earlier)
     job = job_of(settings, shapes, lint, device)
     job = checked(request, job, settings["allow_oversubscription"])
     plan = batch_plan(settings, job, lint["train"]["sequences"])
     plan["learning_rate"] = learning_rate(settings, shapes.parameters)
     plan["memory"] = memory_section(request, job)
+    plan["time"] = request.history.time(job, tokens_seen(plan, lint["train"]))
     plan["neighbours"] = neighbours(request, job)
     return plan | {"settings": settings}
 
@@ -158,6 +170,11 @@ def batch_plan(settings: dict, job: Job, rows: int) -> dict:
     }
 
 
+def tokens_seen(plan: dict, train: dict) -> int:
+    """Tokens of all steps, padding left out."""
+    return round(train["tokens"] * plan["steps"] * plan["global_batch"] / train["sequences"])
+
+
 def learning_rate(settings: dict, parameters: int) -> float:
     """The run's own, or the method's: QLoRA paper for adapters, common practice for full; for
     full classifiers Devlin et al. 2018 (arXiv 1810.04805, A.3: 5e-5, 3e-5 or 2e-5)."""
@@ -190,9 +207,21 @@ def summary(plan: dict) -> str:
     again = ", activations recomputed" if plan["gradient_checkpointing"] else ""
     memory = plan["memory"]
     used = f"{memory['total'] / GB:.1f} of {memory['available'] / GB:.1f} GB"
+    time = f"; about {plan['time']['seconds'] / 60:.0f} min" if plan["time"] else ""
     return (
         f"{plan['steps']} steps of {plan['global_batch']} rows = {split}{again}; {used} for each "
-        f"predicted ({memory['device']})"
+        f"predicted ({memory['device']}), {learned(memory)}{time}"
+    )
+
+
+def learned(memory: dict) -> str:
+    """What earlier runs say of the prediction."""
+    found = memory["calibration"]["process"]
+    if found is None:
+        return "uncalibrated"
+    return (
+        f"{found['corrected'] / GB:.1f} corrected by earlier runs: {found['runs']}, measured / "
+        f"predicted {found['low']:.2f} to {found['high']:.2f}"
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from finetune.calibration import History
 from finetune.config import REFUSED, ZERO
 from finetune.devices import GB, Device
-from finetune.fitting import Auto, fitted, needs
-from finetune.memory import Job, training_memory
+from finetune.fitting import Auto, fitted
+from finetune.memory import Job, predicted, training_memory
 from finetune.shapes import Shapes
 
 METHODS = ("qlora", "lora", "full")
@@ -29,9 +30,20 @@ class Request:
     global_batch: int
     micro: int | Auto = "auto"
     again: bool | Auto = "auto"
+    history: History = field(default_factory=History)
 
     def best(self, job: Job) -> Job:
-        return fitted(self.shapes, job, self.room(job), self.global_batch, self.micro, self.again)
+        room = self.room(job).available
+        return fitted(job, self.needs, room, self.global_batch, self.micro, self.again)
+
+    def needs(self, job: Job) -> int:
+        """Bytes of one process: predicted, and corrected by earlier runs of its kind."""
+        ratio = self.history.ratio(job, "process")
+        return round(self.predicts(job) * (ratio.median if ratio else 1))
+
+    def predicts(self, job: Job) -> int:
+        """The same from shapes alone."""
+        return predicted(training_memory(self.shapes, job))
 
     def room(self, job: Job) -> Device:
         """CPU processes share a machine: the more there are, the less has each."""
@@ -40,7 +52,7 @@ class Request:
         return replace(self.device, available=self.device.available / job.per_node)
 
     def fits(self, job: Job) -> bool:
-        return needs(self.shapes, job) <= self.room(job).available
+        return self.needs(job) <= self.room(job).available
 
 
 def refusal(request: Request, job: Job) -> str:
@@ -49,15 +61,22 @@ def refusal(request: Request, job: Job) -> str:
     largest = max(parts, key=parts.get)
     where = "process" if room.cpu else "GPU"
     text = (
-        f"needs about {needs(request.shapes, job) / GB:.1f} GB on each {where}, but each has "
-        f"{room.available / GB:.1f} ({room.name}). The largest part is {largest} "
-        f"({parts[largest] / GB:.1f} GB). "
+        f"needs about {request.needs(job) / GB:.1f} GB on each {where}, but each has "
+        f"{room.available / GB:.1f} ({room.name}). {correction(request, job)}The largest part is "
+        f"{largest} ({parts[largest] / GB:.1f} GB). "
     )
     change = smallest_change(request, job)
     text += f"The smallest change that fits: {change}." if change else "No single change fits."
     if room.cpu:
         text += " If it is to run on GPUs, say which: `gpu_model: h100`, or `gpu_memory_gb`."
     return text
+
+
+def correction(request: Request, job: Job) -> str:
+    """What earlier runs have to do with it."""
+    ratio = request.history.ratio(job, "process")
+    said = f"From shapes alone it would be {request.predicts(job) / GB:.1f} GB; {ratio}. "
+    return said if ratio else ""
 
 
 def smallest_change(request: Request, job: Job) -> str | None:

@@ -8,12 +8,16 @@ The file is an input of no rule: a new line makes nothing again.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+
+if TYPE_CHECKING:
+    from finetune.memory import Job
 
 KINDS = (
     ("on", "device", "method", "launch", "gradient_checkpointing", "model"),
@@ -56,7 +60,7 @@ class Finished(BaseModel):
 
     @property
     def on(self) -> str:
-        return where(self.device)
+        return "cpu" if self.device == "CPU" else "gpu"
 
 
 @dataclass(frozen=True)
@@ -70,10 +74,46 @@ class Ratio:
     alike: tuple[str, ...]
     """What these runs have in common with the one that is planned."""
 
+    def __str__(self) -> str:
+        runs = "an earlier run" if self.runs == 1 else f"{self.runs} earlier runs"
+        spread = f"{self.low:.2f} to {self.high:.2f}"
+        return f"{runs} of its kind took {self.median:.2f} times what was predicted ({spread})"
 
-def where(device: str | None) -> str | None:
-    """`gpu`, `cpu`, or None if that is not known."""
-    return device and ("cpu" if device == "CPU" else "gpu")
+
+@dataclass(frozen=True)
+class History:
+    """Earlier runs, seen from where a new one is planned. What is not known of that, as the device
+    is not on a host without one, does not tell runs apart."""
+
+    lines: Sequence[Finished] = ()
+    model: str | None = None
+    device: str | None = None
+    """As in a line."""
+    on: Literal["gpu", "cpu"] | None = None
+    ratios: dict[tuple, Ratio | None] = field(default_factory=dict)
+    """Found already: a plan asks for each of very many batches."""
+
+    def ratio(self, job: Job, of: Of) -> Ratio | None:
+        """None: uncalibrated, no run of the kind has both numbers."""
+        wanted = self.wanted(job)
+        key = (of, *wanted.values())
+        if key not in self.ratios:
+            self.ratios[key] = memory_ratio(self.lines, wanted, of)
+        return self.ratios[key]
+
+    def correction(self, job: Job, of: Of, raw: int) -> dict | None:
+        """For plan.json: the ratio, and the bytes that it makes of those predicted."""
+        ratio = self.ratio(job, of)
+        return ratio and asdict(ratio) | {"corrected": round(raw * ratio.median)}
+
+    def time(self, job: Job, tokens: int) -> dict | None:
+        found = expected_seconds(self.lines, self.wanted(job), tokens, job.world)
+        return found and {"tokens": tokens} | found
+
+    def wanted(self, job: Job) -> dict:
+        here = {"model": self.model, "device": self.device, "on": self.on}
+        how = {"method": job.method, "launch": job.launch}
+        return here | how | {"gradient_checkpointing": job.checkpointing}
 
 
 def finished(record: dict, plan: dict, longest: int) -> Finished:
@@ -81,7 +121,6 @@ def finished(record: dict, plan: dict, longest: int) -> Finished:
     memory = record["memory"]
     as_planned = record["world_size"] == plan["world_size"]
     settings = record["settings"]
-    checkpointing = plan.get("gradient_checkpointing", settings["gradient_checkpointing"])
     return Finished(
         run=record["run"],
         settings_digest=record["settings_digest"],
@@ -89,7 +128,7 @@ def finished(record: dict, plan: dict, longest: int) -> Finished:
         device=record["device"],
         method=settings["method"],
         launch=settings["launch"],
-        gradient_checkpointing=checkpointing,
+        gradient_checkpointing=plan["gradient_checkpointing"],
         world_size=record["world_size"],
         micro_batch=plan["micro_batch"],
         length=longest,
@@ -129,11 +168,9 @@ def read(path: Path) -> tuple[list[Finished], int]:
 
 
 def alike(
-    lines: list[Finished], wanted: dict, kinds: tuple[tuple[str, ...], ...]
+    lines: Sequence[Finished], wanted: dict, kinds: tuple[tuple[str, ...], ...]
 ) -> tuple[list[Finished], tuple[str, ...]]:
-    """Runs of the nearest kind that has any, and what they share with `wanted`. What is not known
-    of that, as the device is not on a host without one, does not tell runs apart."""
-    wanted = wanted | {"on": where(wanted["device"]) or wanted.get("on")}
+    """Runs of the nearest kind that has any, and what is known of `wanted` that they share."""
     for kind in kinds:
         known = tuple(key for key in kind if wanted[key] is not None)
         found = [one for one in lines if all(getattr(one, k) == wanted[k] for k in known)]
@@ -142,8 +179,7 @@ def alike(
     return [], ()
 
 
-def memory_ratio(lines: list[Finished], wanted: dict, memory: Of) -> Ratio | None:
-    """None: uncalibrated, no run of the kind has both numbers."""
+def memory_ratio(lines: Sequence[Finished], wanted: dict, memory: Of) -> Ratio | None:
     usable = [one for one in lines if one.predicted.get(memory) and one.measured.get(memory)]
     found, common = alike(usable, wanted, KINDS)
     if not found:
@@ -153,7 +189,7 @@ def memory_ratio(lines: list[Finished], wanted: dict, memory: Of) -> Ratio | Non
 
 
 def expected_seconds(
-    lines: list[Finished], wanted: dict, tokens: int, processes: int
+    lines: Sequence[Finished], wanted: dict, tokens: int, processes: int
 ) -> dict | None:
     """How long training will take: the tokens at the median speed of a process of such runs, and
     the median of what they spent on loading, validation and saving. None without such runs."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
-from finetune.devices import Device
-from finetune.memory import Job, predicted, training_memory
-from finetune.shapes import Shapes
+from finetune.memory import Job
 
 Auto = Literal["auto"]
 
@@ -19,22 +17,22 @@ CPU_TOKENS = 1024
 
 
 def fitted(
-    shapes: Shapes,
     job: Job,
-    device: Device,
+    needs: Callable[[Job], float],
+    available: float,
     global_batch: int,
     micro: int | Auto,
     again: bool | Auto,
 ) -> Job:
-    """`job` with its micro-batch and checkpointing; the smallest choice if none fits.
+    """`job` with its micro-batch and checkpointing; the smallest choice if none fits. `needs` and
+    `available` are bytes of one process.
 
     Recomputing runs the forward pass twice: a third more work, at any size (Chen et al. 2016,
     arXiv 1604.06174). A smaller micro-batch costs a GPU little, since few thousand tokens keep it
     busy. So what fits without recomputing comes first, down to one row.
     """
     choices = list(candidates(job, global_batch, micro, again))
-    room = MARGIN * device.available
-    return next((c for c in choices if needs(shapes, c) <= room), choices[-1])
+    return next((c for c in choices if needs(c) <= MARGIN * available), choices[-1])
 
 
 def candidates(job: Job, size: int, micro: int | Auto, again: bool | Auto) -> Iterator[Job]:
@@ -48,8 +46,3 @@ def micro_batches(job: Job, size: int) -> list[int]:
     share = size // job.world
     most = max(1, min(share, CPU_TOKENS // job.length)) if job.cpu else share
     return [rows for rows in range(most, 0, -1) if share % rows == 0]
-
-
-def needs(shapes: Shapes, job: Job) -> int:
-    """Bytes of one process."""
-    return predicted(training_memory(shapes, job))

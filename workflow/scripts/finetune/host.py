@@ -29,13 +29,23 @@ SCORED = 8_192
 def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
     """Bytes of each rule on one node."""
     model = shapes.parameters * 2
-    scores = SCORED * (job.classes or shapes.vocab) * (2 + 4 + 4)
+    scores = scoring(job.classes or shapes.vocab)
     sizes = {
         "train": training_host(shapes, job),
         "merge": PROCESS + merging(shapes, job, model) + (scores if job.method != "full" else 0),
-        "evaluate": (PROCESS if job.cpu else RANK) + model + scores,
+        "evaluate": evaluating(shapes.parameters, job.classes or shapes.vocab, job.cpu),
     }
     return {rule: round(size) for rule, size in sizes.items()}
+
+
+def evaluating(parameters: int, outputs: int, cpu: bool) -> int:
+    """16-bit weights, and scores."""
+    return (PROCESS if cpu else RANK) + parameters * 2 + scoring(outputs)
+
+
+def scoring(outputs: int) -> int:
+    """16-bit logits, their fp32 copy, and the log-probabilities."""
+    return SCORED * outputs * (2 + 4 + 4)
 
 
 def training_host(shapes: Shapes, job: Job) -> float:

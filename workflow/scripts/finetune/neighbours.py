@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from finetune.advice import Request, allowed, smallest_change
 from finetune.devices import GB
-from finetune.fitting import needs
 from finetune.host import host_memory
 from finetune.memory import Job
 
@@ -60,7 +59,7 @@ def entry(request: Request, job: Job, this: bool) -> dict:
         "launch": job.launch,
         "gpus": job.world,
         "fits": fits,
-        "gpu": needs(request.shapes, job),
+        "gpu": request.needs(job),
         "host": host_memory(request.shapes, job)["train"],
         "micro_batch": job.micro,
         "accumulation": request.global_batch // (job.micro * job.world),

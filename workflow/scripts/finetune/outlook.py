@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.advice import Request, refusal
+from finetune.advice import Request, correction, refusal
+from finetune.calibration import Finished, History
 from finetune.cli import UserError, offline, say
 from finetune.config import Lora
 from finetune.devices import Device
@@ -40,10 +42,20 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
     )
 
 
-def request_of(settings: dict, shapes: Shapes, device: Device) -> Request:
+def request_of(
+    settings: dict, shapes: Shapes, device: Device, earlier: Sequence[Finished] = ()
+) -> Request:
     batch = settings["batch"]
     again = settings["gradient_checkpointing"]
-    return Request(shapes, device, batch["global"], batch["micro"], again)
+    history = history_of(settings, device, earlier)
+    return Request(shapes, device, batch["global"], batch["micro"], again, history)
+
+
+def history_of(settings: dict, device: Device, earlier: Sequence[Finished]) -> History:
+    """Of a GPU that is only told by its memory or model, a run's record has another name."""
+    told = settings["gpu_memory_gb"] or settings["gpu_model"]
+    name = "CPU" if device.cpu else None if told else device.name
+    return History(earlier, settings["model"], name, "cpu" if device.cpu else "gpu")
 
 
 def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
@@ -54,19 +66,31 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
         if not oversubscribe:
             raise UserError(text)
         say(f"plan_run: WARNING: {text} It is started all the same: allow_oversubscription.")
+    elif request.predicts(job) > request.room(job).available:
+        say(
+            f"plan_run: WARNING: {correction(request, job)}That would be refused, and is started "
+            "because of those runs; without results/calibration.jsonl it is not."
+        )
     return job
 
 
 def memory_section(request: Request, job: Job) -> dict:
-    """`memory` of plan.json, in bytes: of one process by part; of one node by rule."""
+    """`memory` of plan.json, in bytes: of one process by part; of one node by rule. As predicted,
+    and beside it what `calibration` makes of it, null where no earlier run is of the kind."""
     parts, room = training_memory(request.shapes, job), request.room(job)
+    total, host = predicted(parts), host_memory(request.shapes, job)
     return {
         "parts": parts,
-        "total": predicted(parts),
+        "total": total,
         "available": round(room.available),
         "device": room.name,
-        "host": host_memory(request.shapes, job),
+        "cpu": job.cpu,
+        "host": host,
         "disk": disk_space(request.shapes, job),
+        "calibration": {
+            "process": request.history.correction(job, "process", total),
+            "node": request.history.correction(job, "node", host["train"]),
+        },
     }
 
 

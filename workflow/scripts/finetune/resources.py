@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from math import ceil
 
+from finetune.host import evaluating
+
 MARGIN = 1.1
 """Above what is predicted, in memory and on disk."""
 BESIDE = 500
@@ -19,10 +21,6 @@ TIME_MARGIN, BEGINNING = 1.5, 10
 submitted again: little is lost where this is not enough."""
 MERGE_MINUTES, MINUTES_PER_GB = 120, 4
 """At least, and by GB in memory: weights are read, measured on the CPU, and written."""
-PROCESS = 3_000_000_000
-"""Host memory of one that uses CUDA."""
-SCORED = 8_192
-"""Tokens whose logits an evaluation holds at once."""
 
 
 def mem_mb(plan: dict, stage: str, attempt: int) -> int:
@@ -46,9 +44,8 @@ def host_bytes(memory: dict, stage: str) -> int | None:
 
 
 def baseline_mem_mb(model: dict, attempt: int) -> int:
-    """To evaluate a base model, from model.json: 16-bit weights, and logits, also in fp32,
-    with their log-probabilities."""
-    needed = PROCESS + model["parameters"] * 2 + SCORED * model["vocab_size"] * (2 + 4 + 4)
+    """To evaluate a base model, which has no plan, from its model.json."""
+    needed = evaluating(model["parameters"], model["vocab_size"], cpu=False)
     return grown(needed * MARGIN / 1e6 + BESIDE, attempt)
 
 
