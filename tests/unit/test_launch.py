@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import snakemake.shell
@@ -288,3 +289,15 @@ def test_a_second_launch_of_a_run_is_refused(run, tmp_path):
         run()
     assert "another launch of this run is alive" in str(error.value)
     run()
+
+
+def test_a_line_that_cannot_be_written_fails_no_finished_run(tmp_path, capsys):
+    """Snakemake deletes what a failed job has made."""
+    args = SimpleNamespace(
+        tokens=tmp_path, record=tmp_path / "train.json", calibration=tmp_path / "calibration.jsonl"
+    )
+    launch.keep_for_later(args, {})
+    said = capsys.readouterr().err
+    assert "launch: no later plan learns from this run" in said
+    assert "FileNotFoundError" in said
+    assert not args.calibration.exists()

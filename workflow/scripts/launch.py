@@ -21,7 +21,7 @@ import yaml
 from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, describe, read_settings, run_script, say
 from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
@@ -64,16 +64,15 @@ def main() -> None:
 
 
 def keep_for_later(args: argparse.Namespace, plan: dict) -> None:
-    """What this run took, for the plans of others. The run is finished whether or not that can be
-    written."""
-    longest = read_json(args.tokens / "lint.json")["train"]["longest"]
-    line = calibration.finished(read_json(args.record), plan, longest)
+    """What this run took, for the plans of others."""
     try:
+        longest = read_json(args.tokens / "lint.json")["train"]["longest"]
+        line = calibration.finished(read_json(args.record), plan, longest)
         calibration.append(args.calibration, line)
-    except OSError as error:
+    except Exception as error:  # any: a job that fails now loses its finished model
         say(
-            f"launch: {args.calibration} was not written, so no later plan learns from this run: "
-            f"{error}"
+            f"launch: no later plan learns from this run, {args.calibration} could not be "
+            f"written: {describe(error)}"
         )
 
 
