@@ -19,20 +19,16 @@ CPU_TOKENS = 1024
 
 
 def fitted(
-    shapes: Shapes,
-    job: Job,
-    device: Device,
-    global_batch: int,
-    micro: int | Auto,
-    again: bool | Auto,
+    shapes: Shapes, job: Job, device: Device, size: int, micro: int | Auto, again: bool | Auto
 ) -> Job:
-    """`job` with its micro-batch and checkpointing; the smallest choice if none fits.
+    """`job` with the micro-batch and checkpointing that suit a global batch of `size` rows; with
+    the smallest choice if none fits.
 
     Recomputing runs the forward pass twice: a third more work, at any size (Chen et al. 2016,
     arXiv 1604.06174). A smaller micro-batch costs a GPU little, since few thousand tokens keep it
     busy. So what fits without recomputing comes first, down to one row.
     """
-    choices = list(candidates(job, global_batch, micro, again))
+    choices = list(candidates(job, size, micro, again))
     room = MARGIN * device.available
     return next((c for c in choices if needs(shapes, c) <= room), choices[-1])
 
