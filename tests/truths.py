@@ -1,23 +1,19 @@
 """Published figures of memory, and what this project predicts for the same.
 
-`python tests/truths.py` writes the table in docs/memory.md again; a test holds it to this file.
+`make memory` writes the table in docs/memory.md again; a test holds it to this file.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "workflow" / "scripts"))
-
 from finetune.memory import ALLOWANCE, LIVE, Job, predicted, trained, training_memory
 from finetune.shapes import Shapes, shapes_of
 
-PAGE = ROOT / "docs" / "memory.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
 BEGIN, END = "<!-- table of tests/truths.py -->\n", "<!-- end -->\n"
 GB, GIB = 1e9, 2**30
 LLAMA = {
