@@ -10,7 +10,7 @@ GPUS ?= $(shell n=$$(nvidia-smi -L 2>/dev/null | grep -c ^GPU); echo $$(( n > 0 
 # Jobs call `python`: it has to be the environment's own.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: run test test-slow lint format schema pins install dag clean
+.PHONY: run test test-slow lint format schema pins install memory dag clean
 
 run: $(READY)
 	snakemake --cores all --resources gpu=$(GPUS) --rerun-incomplete --max-checksum-file-size 1GB
@@ -50,6 +50,10 @@ pins:
 
 clean:
 	rm -rf results logs benchmarks .snakemake
+
+# After a change to the memory formulas: the table in docs/memory.md.
+memory: $(READY)
+	PYTHONPATH=workflow/scripts python tests/truths.py
 
 # The picture in the README. Needs graphviz.
 dag: $(READY)

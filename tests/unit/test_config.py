@@ -152,7 +152,7 @@ BAD_VALUES = {
     ),
     "text for a switch": (
         "{gradient_checkpointing: maybe}",
-        "gradient_checkpointing: should be a valid boolean, unable to interpret input",
+        "gradient_checkpointing: should be 'auto'",
     ),
     "number for a name": ("{model: 7}", "model: should be a valid string"),
     "list for a method": ("{method: [lora]}", f"method: should be {METHODS}"),
@@ -609,7 +609,7 @@ def test_a_run_without_a_method_is_qlora(tmp_path) -> None:
     assert (run.method, run.batch.global_, run.batch.micro, run.epochs, run.steps) == (
         "qlora",
         16,
-        1,
+        "auto",
         None,
         None,
     )

@@ -18,6 +18,8 @@ import launch
 from finetune.cli import UserError
 
 PLAN = {"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2}
+DISK = {"train": 100, "checkpoint": 30, "trained": 10}
+PLAN["memory"] = {"disk": DISK}
 LAUNCHES = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
 ZERO = LAUNCHES[1:]
 
@@ -201,12 +203,6 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
 SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
 
 
-MODEL = {
-    **{"parameters": 1000, "linear_layers": [], "layers": 1, "hidden_size": 8, "heads": 1},
-    "vocab_size": 10,
-}
-
-
 class Attempts:
     """Those of a launch that only reports what it was given."""
 
@@ -225,7 +221,6 @@ class Attempts:
 def run(tmp_path, monkeypatch):
     """run(exit code, gpus): what launch.main() gives to the attempts, and its exit code."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    (tmp_path / "model.json").write_text(json.dumps(MODEL))
     names = ("plan", "tokens", "model", "output", "metrics", "record", "config")
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
     monkeypatch.setattr(launch, "Attempts", Attempts)
@@ -278,8 +273,9 @@ def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
 
 
 def test_nothing_is_started_on_a_disk_too_small(run, tmp_path):
-    (tmp_path / "model.json").write_text(json.dumps(MODEL | {"parameters": 10**15}))
-    with pytest.raises(UserError, match=r"needs 44000000\.08 GB more \(3 checkpoints"):
+    plan = PLAN | {"memory": {"disk": DISK | {"train": 10**18}}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(UserError, match=r"needs 1000000000\.00 GB more \(3 checkpoints"):
         run()
     assert Attempts.made == []
 

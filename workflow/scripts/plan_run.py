@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def main() -> None:
     shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
     plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
     write_json(args.output, plan)
-    print(table(plan["neighbours"]), file=cli.sys.stderr)
+    print(table(plan["neighbours"]), file=sys.stderr)
     say("plan_run: " + summary(plan))
 
 
@@ -106,7 +107,7 @@ def show_outlook(args: argparse.Namespace) -> None:
 
 def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Finished] = ()) -> dict:
     """All of plan.json. Raises UserError for a run that cannot work."""
-    check_targets(settings.get("lora", {}).get("target_modules", []), shapes)
+    check_adapters(settings.get("lora"), shapes)
     device = find_device(settings)
     request = request_of(settings, shapes, device, earlier)
     job = job_of(settings, shapes, lint, device)
@@ -185,7 +186,14 @@ def learning_rate(settings: dict, parameters: int) -> float:
     return 2e-4 if parameters <= LARGE else 1e-4
 
 
-def check_targets(targets: str | list[str], shapes: Shapes) -> None:
+def check_adapters(lora: dict | None, shapes: Shapes) -> None:
+    """What peft would refuse, or find nowhere, when the model is loaded."""
+    targets = lora["target_modules"] if lora else []
+    if lora and lora["dropout"] and targets == "all-linear" and shapes.expert_adapters:
+        raise UserError(
+            "this model has experts in one tensor, and peft adapts such only without dropout: set "
+            "`lora: {dropout: 0}`, or name the layers in lora.target_modules."
+        )
     names = sorted({layer.name for layer in shapes.linear})
     if unknown := [t for t in targets if isinstance(targets, list) and t not in names]:
         raise UserError(

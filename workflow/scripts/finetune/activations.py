@@ -47,7 +47,7 @@ def kept_of_a_layer(shapes: Shapes, job: Job) -> int:
         + attention(shapes, job)
         + feed_forward(shapes, job)
         + (inputs(shapes) if job.method == "full" else adapter_inputs(shapes, job))
-        + (2 * shapes.hidden if shapes.dropout else 0)
+        + (2 * (2 if job.cpu else 1) * shapes.hidden if shapes.dropout else 0)
     )
 
 
@@ -55,7 +55,7 @@ def norms(shapes: Shapes, job: Job) -> int:
     """An RMSNorm is computed on an fp32 copy, and keeps its product where its weight is trained;
     a LayerNorm keeps its input, which autocast makes fp32."""
     if not shapes.rms:
-        return shapes.normed * (2 if job.zero else 4)
+        return shapes.normed * (4 if fp32(job) or not (job.zero or job.cpu) else 2)
     product = (4 if fp32(job) else 2) if job.method == "full" else 0
     return shapes.normed * (4 + product)
 
@@ -68,10 +68,19 @@ def attention(shapes: Shapes, job: Job) -> int:
     key = shapes.kv_heads * shapes.head_dim if flash else query
     out = 0 if job.method == "full" else 2 * query  # else it is the input of a trained layer
     kept = 2 * (query + 2 * key) + out
-    if job.attention == "eager":
-        pair = 4 + 2 + (3 if shapes.dropout else 0)
-        return kept + pair * shapes.heads * job.length
+    # on a CPU, attention with dropout is computed step by step in any case
+    if job.attention == "eager" or (job.cpu and shapes.dropout):
+        return kept + score(shapes, job) * shapes.heads * job.length
     return kept + 4 * shapes.heads
+
+
+def score(shapes: Shapes, job: Job) -> int:
+    """Bytes of one attention weight: softmax, and its copy in 16 bit. Models with dropout of their
+    own also keep its mask, and take the softmax in fp32 only where autocast or the mask does."""
+    if not shapes.dropout:
+        return 4 + 2
+    softmax = 4 if fp32(job) or not (job.zero or job.cpu) else 2
+    return softmax + (softmax if job.cpu else 1) + 2
 
 
 def feed_forward(shapes: Shapes, job: Job) -> int:
@@ -92,12 +101,14 @@ def inputs(shapes: Shapes) -> int:
 
 def adapter_inputs(shapes: Shapes, job: Job) -> int:
     """Each adapter drops out its own copy of the input (peft lora/layer.py): a mask, and the copy
-    in 16 bit. Without CUDA the mask is as wide as the copy, which is fp32 there."""
-    mask = (4 if job.cpu else 1) if job.dropout else 0
+    in 16 bit. Without CUDA the mask is as wide as what is dropped: fp32, like the adapter, but
+    under ZeRO."""
+    wide = 2 if job.zero else 4
+    mask = (wide if job.cpu else 1) if job.dropout else 0
     layers = shapes.adapted(job.targets)
-    wide = sum(x.in_features * x.count for x in layers) * (mask + 2)
+    copies = sum(x.in_features * x.count for x in layers) * (mask + 2)
     narrow = sum(x.count for x in layers) * job.rank * 2
-    return (wide + narrow) // shapes.layers
+    return (copies + narrow) // shapes.layers
 
 
 def working(shapes: Shapes, job: Job) -> int:

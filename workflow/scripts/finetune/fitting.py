@@ -20,18 +20,18 @@ def fitted(
     job: Job,
     needs: Callable[[Job], float],
     available: float,
-    global_batch: int,
+    size: int,
     micro: int | Auto,
     again: bool | Auto,
 ) -> Job:
-    """`job` with its micro-batch and checkpointing; the smallest choice if none fits. `needs` and
-    `available` are bytes of one process.
+    """`job` with the micro-batch and checkpointing that suit a global batch of `size` rows; with
+    the smallest choice if none fits. `needs` and `available` are bytes of one process.
 
     Recomputing runs the forward pass twice: a third more work, at any size (Chen et al. 2016,
     arXiv 1604.06174). A smaller micro-batch costs a GPU little, since few thousand tokens keep it
     busy. So what fits without recomputing comes first, down to one row.
     """
-    choices = list(candidates(job, global_batch, micro, again))
+    choices = list(candidates(job, size, micro, again))
     return next((c for c in choices if needs(c) <= MARGIN * available), choices[-1])
 
 

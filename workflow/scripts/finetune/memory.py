@@ -188,11 +188,18 @@ def gathered(shapes: Shapes, job: Job) -> float:
 def temporary(shapes: Shapes, job: Job) -> float:
     """The largest weight, dequantized for its backward pass (bitsandbytes MatMul4Bit), or its
     gradient on the way to the others."""
-    if job.method == "qlora":
-        return shapes.largest_quantized * 2
-    if job.method == "lora":
-        return 0
+    if job.method != "full":
+        whole = shapes.largest_quantized if job.method == "qlora" else 0
+        return 2 * (whole + merged_experts(shapes, job))
     return max(shapes.outside, shapes.largest_quantized) * (2 if job.zero else 6)
+
+
+def merged_experts(shapes: Shapes, job: Job) -> float:
+    """peft adds adapters of experts to their weights before they are used (lora/layer.py,
+    ParamWrapper): a second copy, of all layers unless they are recomputed."""
+    if job.targets != "all-linear":
+        return 0
+    return shapes.expert_weights / (shapes.layers if job.checkpointing else 1)
 
 
 def weight_update(shapes: Shapes, job: Job) -> float:

@@ -5,25 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from finetune.advice import Request, allowed, smallest_change
+from finetune.advice import METHODS, Request, allowed, smallest_change
 from finetune.devices import GB
 from finetune.host import host_memory
 from finetune.memory import Job
 
-METHODS = ("qlora", "lora", "full")
 LAUNCHES = ("ddp", "zero2", "zero3", "zero3-offload")
 WORLDS = (1, 2, 4, 8)
-HEADER = (
-    "",
-    "method",
-    "launch",
-    "gpus",
-    "GB each",
-    "host GB",
-    "batch",
-    "recompute",
-    "fits, or with",
-)
+COLUMNS = ("method", "launch", "gpus", "GB each", "host GB", "batch", "recompute", "fits, or with")
+HEADER = ("", *COLUMNS)
 
 
 def neighbours(request: Request, run: Job) -> list[dict]:
@@ -88,5 +78,5 @@ def cells(entry: dict) -> tuple[str, ...]:
         f"{entry['host'] / GB:.0f}",
         f"{entry['micro_batch']} x {entry['accumulation']} x {entry['gpus']}",
         "yes" if entry["gradient_checkpointing"] else "no",
-        "yes" if entry["fits"] else (entry["change"] or "nothing tried").replace("`", ""),
+        "yes" if entry["fits"] else (entry["change"] or "nothing that was tried").replace("`", ""),
     )

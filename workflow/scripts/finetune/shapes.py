@@ -61,6 +61,10 @@ class Shapes:
     rms: bool
     experts: int
     """Experts a token goes through; 0 for a dense model."""
+    expert_weights: int
+    """In experts, which are tensors of three dimensions."""
+    expert_adapters: int
+    """Parameters of `all-linear` adapters on experts, for each rank."""
     dropout: bool
     """The model has dropout of its own, as BERT and GPT-2 do."""
     vocab: int
@@ -70,7 +74,8 @@ class Shapes:
 
     def adapter(self, rank: int, targets: str | list[str]) -> int:
         """Parameters of LoRA adapters (Hu et al. 2021, arXiv 2106.09685, section 4.1)."""
-        return rank * sum((x.in_features + x.out_features) * x.count for x in self.adapted(targets))
+        wide = sum((x.in_features + x.out_features) * x.count for x in self.adapted(targets))
+        return rank * (wide + (self.expert_adapters if targets == "all-linear" else 0))
 
     def adapted(self, targets: str | list[str]) -> list[Layer]:
         return [x for x in self.linear if targets == "all-linear" or x.name in targets]
@@ -98,12 +103,13 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or hidden // heads,
         intermediate=width,
-        gated=bool(experts)
-        or any("gate" in x.name and x.out_features % width == 0 for x in linear),
+        gated=bool(experts) or has_gate(linear, width),
         gelu=4 if activation in ("gelu_new", "gelu_fast") else 1,
         normed=normed(model, config) // config.num_hidden_layers,
         rms=any("RMS" in type(module).__name__ for module in model.modules()),
         experts=(getattr(config, "num_experts_per_tok", None) or 1) if experts else 0,
+        expert_weights=sum(p.numel() for p in experts),
+        expert_adapters=expert_adapters(model, linear) if experts else 0,
         dropout=any(getattr(config, k, 0) for k in ("hidden_dropout_prob", "resid_pdrop")),
         vocab=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None),
@@ -114,6 +120,23 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
 def intermediate_size(config: Any, hidden: int) -> int:
     names = ("intermediate_size", "ffn_dim", "n_inner", "hidden_dim")
     return next((size for n in names if (size := getattr(config, n, None))), 4 * hidden)
+
+
+def has_gate(linear: list[Layer], width: int) -> bool:
+    return any("gate" in x.name and x.out_features % width == 0 for x in linear)
+
+
+def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
+    """What peft adds beyond linear layers, counted on a copy of the outline. Its rules differ from
+    model to model (peft utils/transformers_weight_conversion.py)."""
+    import copy
+
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=8, lora_dropout=0.0, target_modules="all-linear")
+    adapted = get_peft_model(copy.deepcopy(model), lora)
+    trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    return trained // 8 - sum((x.in_features + x.out_features) * x.count for x in linear)
 
 
 def expert_width(config: Any) -> int:
