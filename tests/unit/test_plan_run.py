@@ -347,6 +347,7 @@ def plan(tmp_path, monkeypatch):
         for name in ("model", "lint"):
             command += [f"--{name}", str(tmp_path / f"{name}.json")]
         command += ["--pretrained", str(tmp_path / "pretrained")]
+        command += ["--calibration", str(tmp_path / "calibration.jsonl")]
         monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "plan.json")])
         plan_run.main()
         return json.loads((tmp_path / "plan.json").read_text())
@@ -370,13 +371,14 @@ def test_plan_of_a_run(plan, capsys) -> None:
         "steps": 24,
         "rows_unseen_per_epoch": 4,
         "learning_rate": 2e-4,
+        "time": None,
     }
     assert memory["total"] == sum(memory["parts"].values())
     said = capsys.readouterr().err
     assert said.startswith(table(others))
     assert said.endswith(
         f"plan_run: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB for "
-        "each predicted (gpu_memory_gb)\n"
+        "each predicted (gpu_memory_gb), uncalibrated\n"
     )
 
 
