@@ -2,6 +2,8 @@
 
 import pytest
 
+from finetune.files import write_json
+from finetune.plans import read_plan
 from finetune.resources import baseline_mem_mb, disk_mb, mem_mb, merge_minutes, train_minutes
 
 GB = 10**9
@@ -67,3 +69,17 @@ def test_a_base_model_is_sized_by_its_record():
     model = {"parameters": 7 * GB, "vocab_size": 32_000}
     assert baseline_mem_mb(model, 1) == 22_084
     assert baseline_mem_mb(model, 2) == 33_125
+
+
+def test_a_plan_of_older_code_is_read_with_what_it_lacks(tmp_path):
+    older = OLDER | {"settings": {"gradient_checkpointing": True}}
+    write_json(tmp_path / "plan.json", older)
+    plan = read_plan(tmp_path / "plan.json")
+    assert plan["gradient_checkpointing"] is True
+    assert plan["memory"] == {"total": GB, "disk": None, "host": {}, "calibration": {}}
+    decided = PLAN | {
+        "gradient_checkpointing": False,
+        "settings": {"gradient_checkpointing": "auto"},
+    }
+    write_json(tmp_path / "plan.json", decided)
+    assert read_plan(tmp_path / "plan.json") == decided

@@ -26,6 +26,7 @@ from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
+from finetune.plans import read_plan
 from finetune.processes import STOPS, block_stops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +44,7 @@ THREAD_VARIABLES = (
 def main() -> None:
     block_stops()
     args = parse()
-    plan, state = read_json(args.plan), args.output.parent / "checkpoints"
+    plan, state = read_plan(args.plan), args.output.parent / "checkpoints"
     state.mkdir(parents=True, exist_ok=True)
     with only_launch(args.output.parent) as lock:
         devices = visible_devices()

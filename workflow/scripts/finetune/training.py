@@ -33,6 +33,7 @@ from finetune.metric_lines import LINES, lacks_validation
 from finetune.modeling import compute_dtype, load_for_training
 from finetune.outcome import claim
 from finetune.peaks import PeakMemory
+from finetune.plans import read_plan
 from finetune.progress import Progress
 from finetune.provenance import code_commit
 from finetune.sampling import GROUPED
@@ -50,7 +51,7 @@ SECONDS_AFTER_WATCHDOG = 600
 
 
 def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
-    settings, plan = yaml.safe_load(args.config.read_text()), read_json(args.plan)
+    settings, plan = yaml.safe_load(args.config.read_text()), read_plan(args.plan)
     refuse_data_parallel()
     training_args = arguments(settings, plan, args)
     check_world_size(training_args.world_size, args.world_size)
