@@ -17,7 +17,7 @@ BF16, MB = 0.01, 10**6
 OUT_OF_MEMORY = """
 import torch
 if self.args.per_device_train_batch_size > 1 and (rank, step) == (1, 3):
-    block = torch.ones(75_000_000)
+    block = torch.ones(75_000_000)  # 300 MB
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 """
 
@@ -47,8 +47,8 @@ def test_out_of_memory_goes_on_with_half_the_micro_batch(
     assert record["tokens"] == undisturbed(run).record()["tokens"]
     # the peak of the attempt that ran out, though the last one needed far less
     calm = undisturbed(run).record()["peak_memory"]
-    assert record["peak_memory"]["host"] == event["peak_memory"]["host"] > calm["host"] + 250 * MB
-    assert record["memory"]["node"]["measured"] >= calm["host_node"] + 250 * MB
+    assert record["peak_memory"]["host"] == event["peak_memory"]["host"] > calm["host"] + 150 * MB
+    assert record["memory"]["node"]["measured"] >= calm["host_node"] + 150 * MB
     [line] = (tmp_path / "calibration.jsonl").read_text().splitlines()
     kinds = record["memory"].items()
     assert json.loads(line)["measured"] == {kind: one["measured"] for kind, one in kinds}
