@@ -340,7 +340,7 @@ class RunDefaults(Strict):
     """Passes over the training rows. Default: 1, unless `steps` is set."""
     steps: Count | None = None
     """Optimizer steps, instead of epochs."""
-    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    gradient_checkpointing: Literal["auto", True, False] = "auto"
     """Recompute activations: about 30 % slower, several times less activation memory. `auto`: only
     where no micro-batch fits without. It changes no result."""
     log_every: Count = 5

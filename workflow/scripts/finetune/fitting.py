@@ -13,7 +13,9 @@ Auto = Literal["auto"]
 MARGIN = 0.9
 """Of what is there, for a micro-batch that nobody chose: a prediction is not a measurement."""
 CPU_TOKENS = 1024
-"""Tokens a CPU process takes at once, at most."""
+"""Tokens a CPU process takes at once, at most. Measured with SmolLM2 (135 M) in two processes of
+one thread, rows of up to 69 tokens: QLoRA 44, 75 and 60 tokens a second with 1, 4 and 8 rows;
+full ZeRO-3, which gathers all weights for each micro-batch, 12, 24, 41 and 59 with 1, 2, 4, 16."""
 
 
 def fitted(
