@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from finetune.files import read_json, write_json
-from finetune.resources import disk_mb, mem_mb
+from finetune.resources import disk_mb, mem_mb, train_minutes
 from project import ROOT, snakemake
 
 RUN = "results/runs/tiny-qlora"
@@ -51,24 +51,26 @@ def test_a_job_asks_for_what_the_plan_of_the_same_call_says(unplanned: Path) -> 
     assert {job["gpu"] for job in jobs} == {2}
 
 
-def test_time_is_the_profiles_until_a_run_of_the_kind_is_finished(unplanned: Path) -> None:
-    default = ("--default-resources", "runtime=77*attempt")
-    (unplanned / "results" / "calibration.jsonl").unlink()
-    assert [job["runtime"] for job in started(unplanned)] == [None]
-    assert [job["runtime"] for job in started(unplanned, *default)] == [77]
-
-
-def test_what_a_profile_sets_wins(unplanned: Path) -> None:
-    profile = {"set-resources": {"train": {"mem_mb": 12345, "runtime": 99, "disk_mb": 7}}}
-    (unplanned / "profile").mkdir()
-    (unplanned / "profile" / "profile.yaml").write_text(yaml.safe_dump(profile))
-    [job] = started(unplanned, "--profile", "profile")
-    assert [job[name] for name in ("mem_mb", "runtime", "disk_mb")] == [12345, 99, 7]
-
-
 @pytest.fixture
 def copied(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished, tmp_path / "project", symlinks=True))
+
+
+def test_time_is_the_profiles_until_a_run_of_the_kind_is_finished(copied: Path) -> None:
+    """Both plans were made before a training had ended."""
+    default = ("--forcerun", "train", "--default-resources", "runtime=77*attempt")
+    assert [job["runtime"] for job in started(copied, *default)] == [77]
+    plan = read_json(copied / RUN / "plan.json") | {"time": {"seconds": 3600}}
+    write_json(copied / RUN / "plan.json", plan)
+    assert [job["runtime"] for job in started(copied, *default)] == [train_minutes(plan)]
+
+
+def test_what_a_profile_sets_wins(copied: Path) -> None:
+    profile = {"set-resources": {"train": {"mem_mb": 12345, "runtime": 99, "disk_mb": 7}}}
+    (copied / "profile").mkdir()
+    (copied / "profile" / "profile.yaml").write_text(yaml.safe_dump(profile))
+    [job] = started(copied, "--forcerun", "train", "--profile", "profile")
+    assert [job[name] for name in ("mem_mb", "runtime", "disk_mb")] == [12345, 99, 7]
 
 
 def nothing_to_do(project: Path) -> bool:
