@@ -17,7 +17,13 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 import launch
 from finetune.cli import UserError
 
-PLAN = {"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2}
+PLAN = {
+    "global_batch": 16,
+    "micro_batch": 4,
+    "world_size": 2,
+    "accumulation": 2,
+    "gradient_checkpointing": False,
+}
 DISK = {"train": 100, "checkpoint": 30, "trained": 10}
 PLAN["memory"] = {"disk": DISK}
 LAUNCHES = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
@@ -221,7 +227,7 @@ class Attempts:
 def run(tmp_path, monkeypatch):
     """run(exit code, gpus): what launch.main() gives to the attempts, and its exit code."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    names = ("plan", "tokens", "model", "output", "metrics", "record", "config")
+    names = ("plan", "tokens", "model", "output", "metrics", "record", "calibration", "config")
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
     monkeypatch.setattr(launch, "Attempts", Attempts)
     monkeypatch.setattr(launch, "block_stops", lambda: None)
@@ -261,8 +267,12 @@ def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path, check
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_the_job_ends_as_the_last_attempt(run, code):
+def test_the_job_ends_as_the_last_attempt(run, code, monkeypatch):
+    """And later plans learn from a finished run alone."""
+    kept = []
+    monkeypatch.setattr(launch, "keep_for_later", lambda *given: kept.append(given))
     run(code=code)
+    assert len(kept) == (code == 0)
 
 
 def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
