@@ -130,7 +130,12 @@ RECORD = {
     "training_seconds": 50.0,
     "wall_seconds": 80.0,
 }
-PLAN = {"world_size": 2, "micro_batch": 4, "gradient_checkpointing": True}
+PLAN = {
+    "world_size": 2,
+    "micro_batch": 4,
+    "gradient_checkpointing": True,
+    "memory": {"total": 100, "cpu": False},
+}
 
 
 def test_a_line_is_made_of_the_record_and_the_plan():
@@ -138,10 +143,18 @@ def test_a_line_is_made_of_the_record_and_the_plan():
     assert finished(RECORD, PLAN, 512).model_dump() == LINE
 
 
-def test_on_other_processes_than_planned_the_prediction_was_not_about_this_run():
-    found = finished(RECORD, PLAN | {"world_size": 4}, 512)
+@pytest.mark.parametrize("other", [{"world_size": 4}, {"memory": {"total": 100, "cpu": True}}])
+def test_elsewhere_than_planned_the_prediction_was_not_about_this_run(other):
+    """Another number of processes, or CPU processes where there was a GPU."""
+    found = finished(RECORD, PLAN | other, 512)
     assert found.predicted == {"process": None, "node": None}
     assert found.measured == {"process": 110, "node": 900}
+
+
+def test_a_plan_of_older_code_is_about_a_gpu():
+    assert finished(RECORD, PLAN | {"memory": {"total": 100}}, 512).predicted["process"] == 100
+    on_cpu = finished(RECORD | {"device": "CPU"}, PLAN | {"memory": {"total": 100}}, 512)
+    assert on_cpu.predicted == {"process": None, "node": None}
 
 
 def test_what_is_appended_is_read(tmp_path):

@@ -50,7 +50,7 @@ class Finished(BaseModel):
     length: PositiveInt
     """Tokens of the longest row."""
     predicted: Bytes
-    """None where another number of processes was granted than the plan is about."""
+    """None where the plan was about another number of processes, or a GPU that was not there."""
     measured: Bytes
     tokens_per_second: PositiveFloat
     """Over all processes."""
@@ -118,9 +118,10 @@ class History:
 
 def finished(record: dict, plan: dict, longest: int) -> Finished:
     """The line of a run, from its train.json and plan.json."""
-    memory = record["memory"]
-    as_planned = record["world_size"] == plan["world_size"]
-    settings = record["settings"]
+    memory, settings = record["memory"], record["settings"]
+    on_cpu = record["device"] == "CPU"
+    as_planned = on_cpu == plan["memory"].get("cpu", False)
+    as_planned &= record["world_size"] == plan["world_size"]
     return Finished(
         run=record["run"],
         settings_digest=record["settings_digest"],
