@@ -96,7 +96,7 @@ def columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
 def memory_figure(runs: list[dict]) -> Figure:
     """Two bars a run. What a CPU run took is hatched: the prediction is not about the host."""
     figure, [panel] = blank(1, 1.6 + 0.6 * len(runs))
-    draw_bars(panel, runs, "predicted_memory_gb", -0.2, "predicted, GPU", color="#56b4e9")
+    draw_bars(panel, runs, "predicted_memory_gb", -0.2, "predicted", color="#56b4e9")
     for kind, hatch in (("GPU", None), ("host", "///")):
         taken = [row if row["peak_memory_of"] == kind else {} for row in runs]
         label = f"measured, {kind}"

@@ -54,7 +54,7 @@ COLUMNS = (
     Column("tokens_per_second", "tokens/s", TRAINING, "{:,.0f}"),
     Column("peak_memory_gb", "peak GB per process", TRAINING, "{:.2f} {peak_memory_of}"),
     Column("peak_memory_of"),
-    Column("predicted_memory_gb", "predicted GB per process", TRAINING, "{:.2f} GPU"),
+    Column("predicted_memory_gb", "predicted GB per process", TRAINING, "{:.2f}"),
     Column("wall_minutes", "minutes", TRAINING, "{:.1f}"),
     Column("world_size", "world size", TRAINING),
     Column("steps", "steps", TRAINING, "{:,}"),
@@ -95,7 +95,7 @@ CAPTION = (
     "test split; for ROUGE&#8209;L the mean F-measure, for macro F1 the mean over classes. Class "
     "prior: no model, but how often each class occurs in training. Tokens/s: all processes "
     "together. GB: 1e9 bytes of the largest process in training, as reserved on the GPU or, where "
-    "there was none, resident on the host; predicted is always for a GPU. Minutes: wall time of "
+    "there was none, resident on the host. Minutes: wall time of "
     "training, loading included. World size: processes. Steps: optimizer steps. Code: the commit "
     "that trained or, for a base model, evaluated; older code: not all of the row is from the "
     "commit that made this table."
