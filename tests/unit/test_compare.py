@@ -186,7 +186,7 @@ def test_html_shows_shares_as_percentages_and_units(results, monkeypatch):
     assert cells(html, "b-full") == [
         *("small", "full", "zero3"),
         *("<b>0.750</b>", "<b>2.117</b>", "80.0%", "<b>50.0%</b>", "91.2%", "40.0%"),
-        *("1,480", "1.25 GPU", "1.49 GPU", "1.5", "2", "1,200", "0000000 older code"),
+        *("1,480", "1.25 GPU", "1.49", "1.5", "2", "1,200", "0000000 older code"),
     ]
     assert "nats per supervised token" in html
     assert "1e9 bytes" in html

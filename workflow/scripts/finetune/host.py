@@ -22,14 +22,15 @@ RANK = 3_000_000_000
 """Resident memory of a process that uses CUDA: its libraries are mapped into it."""
 OTHER = 20_000_000
 """On disk, beside weights: tokenizer, random states, logs of the Trainer."""
-SCORED = 8_192
-"""Tokens whose logits merging and evaluating hold at once (merge.CHECKED_TOKENS)."""
+SCORED_ROWS, SCORED_TOKENS = 16, 8_192
+"""Whose logits merging and evaluating hold at once, about (merge.CHECKED_ROWS, CHECKED_TOKENS)."""
 
 
 def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
     """Bytes of each rule on one node."""
     model = shapes.parameters * 2
-    scores = SCORED * (job.classes or shapes.vocab) * (2 + 4 + 4)
+    tokens = min(SCORED_ROWS * job.length, SCORED_TOKENS)
+    scores = tokens * (job.classes or shapes.vocab) * (2 + 4 + 4)
     sizes = {
         "train": training_host(shapes, job),
         "merge": PROCESS + merging(shapes, job, model) + (scores if job.method != "full" else 0),
