@@ -22,30 +22,31 @@ RANK = 3_000_000_000
 """Resident memory of a process that uses CUDA: its libraries are mapped into it."""
 OTHER = 20_000_000
 """On disk, beside weights: tokenizer, random states, logs of the Trainer."""
-SCORED = 8_192
-"""Tokens whose logits merging and evaluating hold at once (merge.CHECKED_TOKENS)."""
+SCORED_ROWS, SCORED_TOKENS = 16, 8_192
+"""Whose logits merging and evaluating hold at once, about (merge.CHECKED_ROWS, CHECKED_TOKENS)."""
 
 
 def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
     """Bytes of each rule on one node."""
     model = shapes.parameters * 2
-    scores = scoring(job.classes or shapes.vocab)
+    tokens = min(SCORED_ROWS * job.length, SCORED_TOKENS)
+    scores = scoring(tokens, job.classes or shapes.vocab)
     sizes = {
         "train": training_host(shapes, job),
         "merge": PROCESS + merging(shapes, job, model) + (scores if job.method != "full" else 0),
-        "evaluate": evaluating(shapes.parameters, job.classes or shapes.vocab, job.cpu),
+        "evaluate": evaluating(shapes.parameters, scores, job.cpu),
     }
     return {rule: round(size) for rule, size in sizes.items()}
 
 
-def evaluating(parameters: int, outputs: int, cpu: bool) -> int:
-    """16-bit weights, and scores."""
-    return (PROCESS if cpu else RANK) + parameters * 2 + scoring(outputs)
+def evaluating(parameters: int, scores: int, cpu: bool) -> int:
+    """16-bit weights, and what they are judged by."""
+    return (PROCESS if cpu else RANK) + parameters * 2 + scores
 
 
-def scoring(outputs: int) -> int:
+def scoring(tokens: int, outputs: int) -> int:
     """16-bit logits, their fp32 copy, and the log-probabilities."""
-    return SCORED * outputs * (2 + 4 + 4)
+    return tokens * outputs * (2 + 4 + 4)
 
 
 def training_host(shapes: Shapes, job: Job) -> float:
