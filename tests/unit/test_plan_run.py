@@ -13,7 +13,7 @@ from test_shapes import CONFIGS
 from transformers import LlamaConfig
 
 import plan_run
-from finetune.advice import Request
+from finetune.advice import Request, others
 from finetune.cli import UserError
 from finetune.config import Dataset, Model, Run, complete_run, merge
 from finetune.devices import Device, cgroup_limit, find_device, machine_memory
@@ -259,6 +259,14 @@ def test_cpu_processes_share_a_machine() -> None:
     assert request.room(job("qlora", world=4)).available == 25e9
     entries = neighbours(request, request.best(job("full", "ddp", 8, cpu=True)))
     assert "`gpus: " not in str([e["change"] for e in entries if e["gpus"] == 1])
+
+
+def test_other_numbers_of_processes_divide_the_batch() -> None:
+    request = Request(SHAPES, Device(100e9, "here", cpu=True), 12)
+    run = job("qlora", world=6)
+    fewer = [text for text, _ in others(request, replace(run, cpu=True))]
+    assert fewer == ["`gpus: 4`", "`gpus: 3`", "`gpus: 2`", "`gpus: 1`"]
+    assert [text for text, _ in others(request, run)] == ["`gpus: 12`"]
 
 
 def fake_torch(gigabytes: float | None) -> SimpleNamespace:
