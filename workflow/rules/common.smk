@@ -50,6 +50,14 @@ def run_of(wildcards):
     return CONFIG.runs[wildcards.run]
 
 
+def on_nodes(resource):
+    """A resources function: what a run of several nodes asks for besides. None is not asked for.
+    """
+    return lambda wildcards: (
+        resource(run_of(wildcards)) if run_of(wildcards).nodes > 1 else None
+    )
+
+
 def for_run(pattern):
     """An input function: the pattern with the run's model and dataset filled in."""
     return lambda wildcards: pattern.format(

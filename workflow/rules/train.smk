@@ -25,9 +25,15 @@ rule train:
         "../../envs/finetune.yaml"
     threads: lambda w: 4 * run_of(w).gpus
     resources:
-        gpu=lambda w: run_of(w).gpus,
+        gpu=lambda w: run_of(w).gpus * run_of(w).nodes,
         mem_mb=lambda w: 16000 * run_of(w).gpus,
         runtime=24 * 60,
+        # launch.py calls srun itself: `mpi` has the rule start once, on the first node
+        nodes=on_nodes(lambda run: run.nodes),
+        gres=on_nodes(lambda run: f"gpu:{run.gpus}"),
+        mpi=on_nodes(lambda run: "srun"),
+        tasks=on_nodes(lambda run: run.nodes),
+        tasks_per_gpu=on_nodes(lambda run: 0),
     params:
         settings=settings_of(stages.train_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),

@@ -73,6 +73,7 @@ def check_task(task: str, model: dict, lint: dict) -> None:
 def batch_plan(settings: dict, rows: int) -> dict:
     """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
     size, micro = settings["batch"]["global"], settings["batch"]["micro"]
+    world = settings["gpus"] * settings["nodes"]
     if rows < size:
         raise UserError(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
     steps_per_epoch = rows // size
@@ -80,10 +81,10 @@ def batch_plan(settings: dict, rows: int) -> dict:
     # 100 steps x 0.07 epochs is 7.000000000000001 as a float, and 7 to people
     steps = settings["steps"] or max(1, math.ceil(round(length, 6)))
     return {
-        "world_size": settings["gpus"],
+        "world_size": world,
         "global_batch": size,
         "micro_batch": micro,
-        "accumulation": split_batch(size, micro, settings["gpus"]),
+        "accumulation": split_batch(size, micro, world),
         "steps_per_epoch": steps_per_epoch,
         "steps": steps,
         "rows_unseen_per_epoch": rows % size,
@@ -108,7 +109,7 @@ def memory_plan(settings: dict, model: dict, lint: dict) -> dict:
         ModelShapes.of(model, lora["rank"], lora["target_modules"]),
         method=settings["method"],
         launch=settings["launch"],
-        gpus=settings["gpus"],
+        gpus=settings["gpus"] * settings["nodes"],
         double=settings.get("quantization", {}).get("double", False),
         micro=settings["batch"]["micro"],
         length=lint["train"]["longest"],

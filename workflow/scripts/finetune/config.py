@@ -321,7 +321,9 @@ class RunDefaults(Strict):
     launch: Launch = "ddp"
     """A file stem of config/accelerate/. Default: ddp for adapters and classifiers, else zero3."""
     gpus: Count = 1
-    """Processes, one per GPU. Where there is no GPU: CPU processes."""
+    """Processes on a node, one per GPU. Where there is no GPU: CPU processes."""
+    nodes: Count = 1
+    """Machines of a SLURM cluster, with `gpus` on each."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, when the plan is made on a host that cannot see it. GB = 1e9 bytes."""
     batch: Batch = Batch()
@@ -376,7 +378,7 @@ class Run(RunDefaults):
 
     @model_validator(mode="after")
     def check_batch(self) -> Run:
-        split_batch(self.batch.global_, self.batch.micro, self.gpus)
+        split_batch(self.batch.global_, self.batch.micro, self.gpus * self.nodes)
         return self
 
 

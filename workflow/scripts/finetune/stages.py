@@ -15,7 +15,7 @@ METHOD_SECTIONS = {
 }
 """Sections of a run that only some methods read, by method."""
 PLAN_ONLY = (
-    *("gpus", "gpu_memory_gb", "batch", "checks"),
+    *("gpus", "nodes", "gpu_memory_gb", "batch", "checks"),
     *("checkpoint_minutes", "timeout_minutes"),
 )
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
@@ -59,8 +59,8 @@ def plan_settings(run: Run, dataset: Dataset) -> dict:
 
 def train_settings(run: Run, model: Model) -> dict:
     """Without the micro-batch too: plan.json splits the batch, the result is the same."""
-    where = dict.fromkeys(("gpus", "gpu_memory_gb", "checkpoint_minutes", "timeout_minutes"), True)
-    settings = run_settings(run, where | {"batch": {"micro"}})
+    where = ("gpus", "nodes", "gpu_memory_gb", "checkpoint_minutes", "timeout_minutes")
+    settings = run_settings(run, dict.fromkeys(where, True) | {"batch": {"micro"}})
     return settings | model.model_dump(include={"attention", "trust_remote_code"})
 
 
