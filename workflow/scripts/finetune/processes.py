@@ -29,12 +29,12 @@ def block_stops() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
 
-def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel end this process when its parent ends, SIGKILL included: no orphan keeps a
+def die_with_parent() -> None:
+    """Let the kernel kill this process when its parent ends, SIGKILL included: no orphan keeps a
     GPU. A process that nobody of this workflow started lives as it likes."""
     if PARENT not in os.environ:
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, by)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(os.environ[PARENT]):  # it ended before the line above
         os._exit(1)
 
