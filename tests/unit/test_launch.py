@@ -15,8 +15,12 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 import launch
 from finetune.cli import UserError
+from finetune.nodes import Nodes
 
-PLAN = {"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2}
+PLAN = {
+    **{"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2},
+    "settings": {"nodes": 1},
+}
 LAUNCHES = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
 ZERO = LAUNCHES[1:]
 
@@ -148,10 +152,10 @@ def accelerate(monkeypatch):
     return accelerate
 
 
-def options(kind, processes):
+def options(kind, processes, nodes=1):
     command = launch.accelerate_command(kind, processes)
     assert command[:2] == [sys.executable, str(launch.AGENT)]
-    return command[2:]
+    return command[2:] + Nodes(nodes, threads=4).meeting()
 
 
 @pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
@@ -195,6 +199,25 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
     _, env = prepare_deepspeed_cmd_env(accelerate(given)[1])
     assert env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(file)
     assert env["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == str("zero3" in kind).lower()
+
+
+@pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
+@pytest.mark.parametrize("kind", LAUNCHES)
+def test_each_of_two_nodes_starts_its_half_and_meets_the_other(
+    accelerate, request, fixtures, kind
+):
+    """By torchrun on each, for ZeRO too: DeepSpeed's own launcher would want ssh."""
+    for name in fixtures:
+        request.getfixturevalue(name)
+    launcher, args = accelerate(options(kind, 4, nodes=2))
+    assert launcher == ("multi_gpu" if kind == "ddp" else "deepspeed")
+    args.main_process_ip = "10.0.0.1"
+    prepare = prepare_multi_gpu_env if kind == "ddp" else prepare_deepspeed_cmd_env
+    made = prepare(args)
+    assert kind == "ddp" or made[0] is None  # no command but torchrun
+    assert (args.nnodes, args.nproc_per_node) == ("2", "2")
+    assert args.rdzv_endpoint == f"10.0.0.1:{args.main_process_port}"
+    assert (args.rdzv_backend, args.rdzv_conf) == ("c10d", "is_host=0")
 
 
 SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}

@@ -54,13 +54,14 @@ def refused(function, *args: object) -> str:
         (160, {"steps": 700}, (10, 700, 0, 16)),
         (160, {"gpus": 4, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 4)),
         (100, {"gpus": 2, "batch": {"global": 8, "micro": 4}}, (12, 12, 4, 1)),
+        (160, {"gpus": 4, "nodes": 2, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 2)),
     ],
 )
 def test_batch_and_steps(rows, run, expected) -> None:
     settings = settings_of(**run)
     steps_per_epoch, steps, unseen, accumulation = expected
     assert plan_run.batch_plan(settings, rows) == {
-        "world_size": settings["gpus"],
+        "world_size": settings["gpus"] * settings["nodes"],
         "global_batch": settings["batch"]["global"],
         "micro_batch": settings["batch"]["micro"],
         "accumulation": accumulation,

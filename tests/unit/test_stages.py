@@ -20,6 +20,7 @@ PLAN = {
     "method",
     "launch",
     "gpus",
+    "nodes",
     "gpu_memory_gb",
     "batch",
     "optimizer",

@@ -15,6 +15,7 @@ EXAMPLES = ROOT / "config" / "examples"
 DEFAULT = {"make_intents": 1, "train": 2, "plan_run": 2, "merge": 2, "evaluate_run": 2}
 ONE_RUN = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 1)
 SWEEP = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 5)
+RUNS = ("tiny-qlora", "tiny-full")
 SHARED = (
     *("fetch_model", "prepare_data", "tokenize_data", "check_data", "evaluate_baseline"),
     *("compare", "all"),
@@ -36,6 +37,7 @@ def dry_run(*args: str, cwd: Path) -> str:
         ("config/examples/mixed-data.yaml", ONE_RUN),
         ("config/examples/qlora-7b-2gpus.yaml", ONE_RUN),
         ("config/examples/full-8b-zero3-8gpus.yaml", ONE_RUN),
+        ("config/examples/full-8b-2nodes.yaml", ONE_RUN),
         ("config/examples/sweep.yaml", SWEEP),
     ],
 )
@@ -111,6 +113,18 @@ def test_gpus_of_a_run_become_its_resource(tiny_model: Path, tmp_path: Path) -> 
     asked = {j["run"]: j["resources"] for j in jobs if j["rule"] == "train"}
     assert {run: r["gpu"] for run, r in asked.items()} == {"tiny-qlora": 4, "tiny-full": 1}
     assert asked["tiny-qlora"]["mem_mb"] == 4 * asked["tiny-full"]["mem_mb"]
+
+
+def test_only_a_run_of_several_nodes_asks_for_nodes(tiny_model: Path, tmp_path: Path) -> None:
+    """What SLURM gives by node is said by node: GPUs (`gres`), memory and CPUs. `gpu` is all."""
+    runs = {"tiny-full": {"gpus": 2, "nodes": 2}}
+    project = make_project(tmp_path, tiny_model, runs=runs)
+    jobs = planned_jobs(project, project / "config.yaml")
+    one, two = ({j["run"]: j for j in jobs if j["rule"] == "train"}[run] for run in RUNS)
+    assert one["resources"] == {"gpu": 2, "mem_mb": 32000, "runtime": 1440}
+    asked = {"nodes": 2, "gres": "gpu:2", "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
+    assert two["resources"] == one["resources"] | {"gpu": 4} | asked
+    assert one["threads"] == two["threads"] == 8
 
 
 @pytest.mark.parametrize("profile", ["local", "slurm"])

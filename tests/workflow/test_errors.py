@@ -27,6 +27,10 @@ BAD = {
         {"runs": {"tiny-full": {"gpus": 3}}},
         "batch.global 4 is not a multiple of batch.micro 1 x 3 GPUs = 3. Set batch.global to 3 or",
     ),
+    "batch over nodes": (
+        {"runs": {"tiny-full": {"gpus": 2, "nodes": 3}}},
+        "batch.global 4 is not a multiple of batch.micro 1 x 6 GPUs = 6. Set batch.global to 6 or",
+    ),
     "model name": (
         {"runs": {"tiny-full": {"model": "tinny"}}},
         "runs.tiny-full.model: no model is called 'tinny'; did you mean 'tiny'?",

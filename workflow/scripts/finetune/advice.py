@@ -33,7 +33,7 @@ def remedies(settings: dict) -> tuple[list[str], list[str]]:
         return recompute, [*spread, "more gpus", "`method: qlora`"]
     others = []
     if settings["method"] == "lora":
-        if settings["gpus"] * settings["nodes"] > 1 and not settings["launch"].startswith("zero3"):
+        if settings["gpus"] > 1 and not settings["launch"].startswith("zero3"):
             others.append("`launch: zero3`")
         others.append("`method: qlora`")
     return recompute, others
