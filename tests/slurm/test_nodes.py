@@ -1,4 +1,4 @@
-"""Runs of two nodes on a real SLURM, through the profile as users have it: two processes on each."""
+"""Two nodes on a real SLURM, through the profile as users have it, two processes on each."""
 
 from __future__ import annotations
 

@@ -203,9 +203,7 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
 
 @pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
 @pytest.mark.parametrize("kind", LAUNCHES)
-def test_each_of_two_nodes_starts_its_half_and_meets_the_other(
-    accelerate, request, fixtures, kind
-):
+def test_each_of_two_nodes_starts_its_half_and_meets_the_other(accelerate, request, fixtures, kind):
     """By torchrun on each, for ZeRO too: DeepSpeed's own launcher would want ssh."""
     for name in fixtures:
         request.getfixturevalue(name)

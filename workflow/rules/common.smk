@@ -51,8 +51,7 @@ def run_of(wildcards):
 
 
 def on_nodes(resource):
-    """A resources function: what a run of several nodes asks for besides. None is not asked for.
-    """
+    """A resources function: what a run of several nodes asks for besides. None is not asked for."""
     return lambda wildcards: (
         resource(run_of(wildcards)) if run_of(wildcards).nodes > 1 else None
     )
