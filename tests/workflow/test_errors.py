@@ -29,7 +29,7 @@ BAD = {
     ),
     "batch over nodes": (
         {"runs": {"tiny-full": {"gpus": 2, "nodes": 3}}},
-        "batch.global 4 is not a multiple of batch.micro 1 x 6 GPUs = 6. Set batch.global to 6 or",
+        "batch.global 4 is not a multiple of batch.micro 1 x 6 GPUs = 6. Set batch.global to 6.",
     ),
     "model name": (
         {"runs": {"tiny-full": {"model": "tinny"}}},
