@@ -22,6 +22,7 @@ import yaml
 from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
 from finetune.cli import UserError, read_settings, run_script, say
+from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
@@ -52,12 +53,14 @@ def main() -> None:
         devices, here = visible_devices(), args.gpus // nodes.count
         check_devices(args.gpus, plan, len(devices) * nodes.count)
         check_space(state, args.settings, read_json(args.model.parent / "model.json"))
+        check_time(end := end_of_job(), state)
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
         facts = facts_of(args.settings, plan, args.tokens, args.model)
         facts["world_size"] = args.gpus
         with lease(here, devices, pause=pause) as ids:
             env = environment(args.threads, here, ids)
+            env |= {END_TIME: str(end)} if end else {}
             env[LOCKS] = os.pathsep.join(map(str, [lock, *lock_paths(ids)]))
             attempts = Attempts(state, plan, facts, partial(agent_command, args, state, nodes), env)
             code = attempts.run()

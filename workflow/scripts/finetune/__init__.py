@@ -8,7 +8,7 @@ data        places, readers, json_text, utf8, values, formats, conversations, re
 tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolation
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
 plan        batch, memory, advice
-launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk
+launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk, deadline
 training    training, modeling, trainer, collator, classification, sampling, scores, guards,
             checkpoints, counters, stopping, faults, watchdog, progress, metric_lines, spikes,
             training_record

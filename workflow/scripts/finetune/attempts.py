@@ -112,8 +112,9 @@ class Attempts:
         return getattr(self, f"on_{outcome.get('kind', 'lost')}")(outcome)
 
     def on_stopped(self, outcome: dict) -> int:
-        self.note("stopped", outcome["step"])
-        say(f"launch: stopped after step {outcome['step']}; the same command goes on from there")
+        late = "the job's time is nearly over: " if outcome["late"] else ""
+        self.note("stopped", outcome["step"], late=outcome["late"])
+        say(f"launch: {late}stopped after step {outcome['step']}; the same command goes on from there")
         return STOPPED
 
     def on_killed(self, outcome: dict) -> int:

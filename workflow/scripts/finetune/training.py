@@ -71,7 +71,7 @@ def train(args: argparse.Namespace, place: Place) -> None:
         trainer.add_callback(RestoreCounters(trainer, args.resume))
     trainer.train(resume_from_checkpoint=args.resume and str(args.resume))
     if stopper.stopped:
-        leave_stopped(trainer, args.state)
+        leave_stopped(trainer, args.state, stopper.deadline.near())
     watchdog.beat()
     save(trainer, args.output)
     peaks = gather_object([peak_memory()])
@@ -85,10 +85,10 @@ def train(args: argparse.Namespace, place: Place) -> None:
     trainer.accelerator.end_training()
 
 
-def leave_stopped(trainer: FinetuneTrainer, state: Path) -> None:
+def leave_stopped(trainer: FinetuneTrainer, state: Path, late: bool) -> None:
     """Nothing that Snakemake knows of is written: it must not take this run for finished."""
     if trainer.is_world_process_zero():
-        claim(state, "stopped", step=trainer.state.global_step)
+        claim(state, "stopped", step=trainer.state.global_step, late=late)
     trainer.accelerator.wait_for_everyone()
     leave(0)
 
