@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from project import ROOT, job_counts, make_project, snakemake
 
@@ -125,6 +127,24 @@ def test_only_a_run_of_several_nodes_asks_for_nodes(tiny_model: Path, tmp_path: 
     asked = {"nodes": 2, "gres": "gpu:2", "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
     assert two["resources"] == one["resources"] | {"gpu": 4} | asked
     assert one["threads"] == two["threads"] == 8
+    assert sbatch(one) == ["--cpus-per-task=8", "--gpus=2"]
+    nodes = ["--nodes=2", "--ntasks=2", "--cpus-per-task=8", "--gres=gpu:2", "--gpus=4"]
+    assert sbatch(two) == nodes
+
+
+def sbatch(job: dict) -> list[str]:
+    """What the SLURM plugin makes of the resources: nodes, tasks, CPUs and GPUs."""
+    params = ("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir")
+    asked = Asked(resources=Asked(job["resources"]), threads=job["threads"])
+    call = get_submit_command(asked, dict.fromkeys(params, "")) + set_gres_string(asked)
+    kinds = ("--nodes", "--ntasks", "--cpus", "--gres", "--gpus")
+    return [word for word in call.split() if word.startswith(kinds)]
+
+
+class Asked(dict):
+    """Keys as attributes too, as Snakemake has them."""
+
+    __getattr__ = dict.get
 
 
 @pytest.mark.parametrize("profile", ["local", "slurm"])
