@@ -1,6 +1,7 @@
 """The validated configuration, and how rules look things up in it."""
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -11,7 +12,8 @@ from snakemake.exceptions import WorkflowError
 SCRIPTS = Path(workflow.basedir, "workflow", "scripts")
 sys.path.insert(0, str(SCRIPTS))
 
-from finetune import stages
+from finetune import cluster, stages
+from finetune.cli import UserError
 from finetune.config_errors import ConfigError, load_config
 from finetune.sources import data_inputs, model_inputs
 from finetune.splits import SPLITS
@@ -27,6 +29,22 @@ try:
     CONFIG = load_config(config, workflow.configfiles)
 except ConfigError as error:
     raise WorkflowError(str(error)) from None
+
+
+# Before the first job: an executor's settings are known only now.
+onstart:
+    settings = workflow.executor_settings
+    if type(settings).__module__ == "snakemake_executor_plugin_slurm":
+        jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
+        try:
+            cluster.check_cluster(
+                os.getcwd(),
+                settings.status_command,
+                settings.init_seconds_before_status_checks,
+                [(job.rule.name, job.resources) for job in jobs],
+            )
+        except UserError as error:
+            raise WorkflowError(str(error)) from None
 
 
 wildcard_constraints:
