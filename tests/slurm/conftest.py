@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -60,7 +61,7 @@ class Work:
 
     def start(self, *args: str, fault: str = "") -> Work:
         command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile")]
-        command += ["--profile", str(PROFILE), "--configfile", "config.yaml", *args]
+        command += [*args, "--profile", str(PROFILE), "--configfile", "config.yaml"]
         command += ["--slurm-init-seconds-before-status-checks", "2"]
         env = dict(os.environ)
         if fault:
@@ -92,7 +93,8 @@ class Work:
         """The first true answer of `what`."""
         until = time.monotonic() + minutes * MINUTES
         while not (answer := what()):
-            assert time.monotonic() < until, (slurm("squeue", "--states=all"), self.text()[-3000:])
+            late = time.monotonic() > until or self.process.poll() not in (None, -signal.SIGKILL)
+            assert not late, (slurm("squeue", "--states=all"), self.text()[-3000:])
             time.sleep(0.2)
         return answer
 
