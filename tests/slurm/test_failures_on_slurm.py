@@ -18,7 +18,8 @@ def submit_urgent(work: Work, seconds: int = 5) -> str:
 
 def test_before_its_time_limit_training_saves_and_the_next_job_goes_on(retrained: Work) -> None:
     """Two minutes: nothing is sent to the job, and SLURM has not to end it."""
-    work = retrained.start(TRAINED, "--set-resources", "train:runtime=2", fault=WAIT)
+    asked = ("train:runtime=2", "train:slurm_partition=gpu")
+    work = retrained.start(TRAINED, "--set-resources", *asked, fault=WAIT)
     code, said = work.end()
     assert code == 0, said[-3000:]
     assert "launch: the job's time is nearly over: stopped after step 3" in said
@@ -118,7 +119,8 @@ def test_an_impossible_request_is_told_at_once_with_rule_and_resource(
     retrained: Work, what: str
 ) -> None:
     asked, text = IMPOSSIBLE[what]
-    work = retrained.start(TRAINED, "--set-resources", f"train:{asked}")
+    gpu = () if what == "partition" else ("train:slurm_partition=gpu",)
+    work = retrained.start(TRAINED, "--set-resources", f"train:{asked}", *gpu)
     code, said = work.end(minutes=2)
     assert code == 1
     assert text in " ".join(said.split())

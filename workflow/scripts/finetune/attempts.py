@@ -114,7 +114,9 @@ class Attempts:
     def on_stopped(self, outcome: dict) -> int:
         late = "the job's time is nearly over: " if outcome["late"] else ""
         self.note("stopped", outcome["step"], late=outcome["late"])
-        say(f"launch: {late}stopped after step {outcome['step']}; the same command goes on from there")
+        say(
+            f"launch: {late}stopped after step {outcome['step']}; the same command goes on from there"
+        )
         return STOPPED
 
     def on_killed(self, outcome: dict) -> int:

@@ -93,8 +93,8 @@ def check_partitions(asked: set[tuple[str, str, int | None]]) -> None:
         if limit is not None and minutes is not None and minutes > limit:
             raise UserError(
                 f"rule {rule} asks for a runtime of {minutes} minutes, and the partition {name} "
-                f"allows {limit}: the job would wait for ever. Set `runtime` in the profile, e.g. "
-                f"`--set-resources {rule}:runtime={limit}`. Training that needs longer goes on in "
+                f"allows {limit}: the job would wait for ever. Set `runtime: {limit}` for {rule} "
+                "under `set-resources` in the profile. Training that needs longer goes on in "
                 "another job"
             )
     for name in sorted({name for _, name, _ in asked}):

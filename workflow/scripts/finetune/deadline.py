@@ -68,7 +68,7 @@ def check_time(end: float | None, state: Path) -> None:
         raise UserError(
             f"this job ends in {left:.0f} s, and to train and save one step takes {needed:.0f} s "
             f"({parts + ', ' if parts else ''}leave {SECONDS_TO_LEAVE:.0f}). Nothing was started. "
-            "Give the rule more time, e.g. `--set-resources train:runtime=1440` (minutes)."
+            "Give `train` more time: `runtime` under `set-resources` in the profile, in minutes."
         )
 
 
