@@ -111,7 +111,7 @@ def test_a_run_saves_before_the_jobs_time_ends_and_no_signal_is_sent(
     assert job.checkpoints() == [1, 4]
     pace = json.loads((job.state / "pace.json").read_text())
     assert sorted(pace) == ["save", "start", "step"]
-    assert min(pace.values()) > 0
+    assert min(pace["start"], pace["save"]) > 0
 
     assert job.finish(FINETUNE_END_TIME=str(time.time() + 10)) == 1
     assert "ERROR launch: this job ends in " in job.said()

@@ -96,8 +96,10 @@ def test_it_is_near_when_another_step_and_a_save_might_take_too_long(tmp_path, m
     monkeypatch.setenv(END_TIME, "2000")
     clock = Deadline(tmp_path)
     assert clock.unmeasured()
-    for what, seconds in [("step", 5.0), ("step", 10.0), ("step", 4.0), ("save", 30.0)]:
-        clock.took(what, seconds)
+    for seconds in (5.0, 600.0, 10.0):  # one was held up
+        clock.stepped(seconds)
+    for seconds in (30.0, 20.0):
+        clock.saved(seconds)
     assert not clock.unmeasured()
     now = 2000 - 2 * (10 + 30) - SECONDS_TO_LEAVE - 0.1
     assert not clock.near()

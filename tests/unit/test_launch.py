@@ -1,5 +1,6 @@
 """launch.py: who is refused, what the ranks inherit, and what accelerate makes of the command."""
 
+import errno
 import inspect
 import json
 import re
@@ -309,3 +310,12 @@ def test_a_second_launch_of_a_run_is_refused(run, tmp_path):
         run()
     assert "another launch of this run is alive" in str(error.value)
     run()
+
+
+def test_a_file_system_without_locks_is_told_and_trained_on(run, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("finetune.leases.fcntl.flock", refuse)
+    assert run().env[launch.LOCKS] == ""
+    assert "has no file locks (No locks available): start this run once" in capsys.readouterr().err

@@ -28,6 +28,7 @@ with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
         {
             "rule": job.rule.name,
             "run": job.wildcards_dict.get("run"),
+            "wildcards": job.wildcards_dict,
             "threads": job.threads,
             "log": list(map(str, job.log)),
             "benchmark": str(job.benchmark),

@@ -147,6 +147,38 @@ class Asked(dict):
     __getattr__ = dict.get
 
 
+SUBMITTED = {
+    "make_intents": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+    "tokenize_data": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=8",
+    "check_data": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+    "plan_run": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+    "train": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=8",
+    "merge": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=4",
+    "evaluate_run": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
+    "evaluate_baseline": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
+    "compare": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+}
+"""sbatch's options by rule. All others run on the submitting host."""
+GPUS = {"train": " --gpus=2", "evaluate_run": " --gpus=1", "evaluate_baseline": " --gpus=1"}
+
+
+def test_what_the_slurm_profile_submits(tmp_path: Path) -> None:
+    """One task that sees all GPUs of the job, and no GPU for the others. No sbatch is needed."""
+    script = Path(__file__).with_name("submissions.py")
+    command = [sys.executable, str(script), "-n", "--cores", "64"]
+    command += ["--snakefile", str(ROOT / "Snakefile")]
+    command += ["--profile", str(ROOT / "workflow" / "profiles" / "slurm")]
+    command += ["--configfile", str(ROOT / "config" / "config.yaml")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SUBMIT")]
+    seen = [json.loads(line.removeprefix("SUBMIT ")) for line in lines]
+    assert {rule for rule, _, _ in seen} == set(SUBMITTED)
+    for rule, line, asked in seen:
+        begin = f"sbatch --parsable --job-name RUN --output LOG --export=ALL --comment {rule}   -p "
+        assert line == begin + SUBMITTED[rule].format(**asked) + " -D HERE" + GPUS.get(rule, "")
+
+
 @pytest.mark.parametrize("profile", ["local", "slurm"])
 def test_profiles_dry_run(profile: str, tmp_path: Path) -> None:
     path = ROOT / "workflow" / "profiles" / profile

@@ -53,6 +53,16 @@ def test_bad_config_stops_at_parse_time(name: str, tiny_model: Path, tmp_path: P
     assert "Traceback" not in done.stdout
 
 
+def test_several_nodes_without_slurm_are_refused_before_the_first_job(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    project = make_project(tmp_path, tiny_model, runs={"tiny-full": {"nodes": 2}})
+    done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 1
+    assert "this run wants 2 nodes, and this is no SLURM job. Submit it: `snakemake" in done.stdout
+    assert not (project / "results").exists()
+
+
 def test_wrong_file_stops_before_a_gpu_is_asked_for(tiny_model: Path, tmp_path: Path) -> None:
     project = make_project(tmp_path, tiny_model)
     (project / "rows.jsonl").write_text('{"question": "a", "answer": "b"}\n')

@@ -9,6 +9,7 @@ CPU processes. Ends with 0 when all steps are done, with 75 when it was stopped 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ from finetune.processes import STOPS, block_stops
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT, TRAIN = (Path(__file__).with_name(name) for name in ("agent.py", "train.py"))
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What flock says on shared file systems that are mounted without locks."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "GOTO_NUM_THREADS",
@@ -61,18 +64,29 @@ def main() -> None:
         with lease(here, devices, pause=pause) as ids:
             env = environment(args.threads, here, ids)
             env |= {END_TIME: str(end)} if end else {}
-            env[LOCKS] = os.pathsep.join(map(str, [lock, *lock_paths(ids)]))
+            env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *lock_paths(ids)])))
             attempts = Attempts(state, plan, facts, partial(agent_command, args, state, nodes), env)
             code = attempts.run()
     sys.exit(code)
 
 
 @contextmanager
-def only_launch(folder: Path) -> Iterator[Path]:
+def only_launch(folder: Path) -> Iterator[Path | None]:
     """Refuse to train in a folder in which another launch, or a rank of it, still lives."""
     locks = folder / ".lock"
     with ExitStack() as held:
-        if not try_lease(1, ["launch"], locks, held):
+        try:
+            alone = try_lease(1, ["launch"], locks, held)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            say(
+                f"launch: the file system of {folder} has no file locks ({error.strerror}): start "
+                "this run once only"
+            )
+            yield None
+            return
+        if not alone:
             raise UserError(
                 f"another launch of this run is alive: its processes hold {locks / 'launch'}. "
                 f"Wait for it, or end it: fuser -k -TERM {locks / 'launch'}"

@@ -9,6 +9,7 @@ tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolat
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
 plan        batch, memory, advice
 launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk, deadline
+cluster     cluster (asked by the Snakefile before the first job)
 training    training, modeling, trainer, collator, classification, sampling, scores, guards,
             checkpoints, counters, stopping, faults, watchdog, progress, metric_lines, spikes,
             training_record

@@ -112,11 +112,10 @@ class Attempts:
         return getattr(self, f"on_{outcome.get('kind', 'lost')}")(outcome)
 
     def on_stopped(self, outcome: dict) -> int:
-        late = "the job's time is nearly over: " if outcome["late"] else ""
-        self.note("stopped", outcome["step"], late=outcome["late"])
-        say(
-            f"launch: {late}stopped after step {outcome['step']}; the same command goes on from there"
-        )
+        step, late = outcome["step"], outcome["late"]
+        self.note("stopped", step, late=late)
+        why = "the job's time is nearly over: " if late else ""
+        say(f"launch: {why}stopped after step {step}; the same command goes on from there")
         return STOPPED
 
     def on_killed(self, outcome: dict) -> int:

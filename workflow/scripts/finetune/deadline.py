@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from collections import deque
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 import psutil
 
@@ -20,9 +22,11 @@ END_TIME = "FINETUNE_END_TIME"
 """Environment variable: seconds since 1970 at which the job is ended by force. The launcher sets
 it for the ranks; outside SLURM whoever starts the job may."""
 PACE = "pace.json"
-"""Beside the checkpoints: the longest seconds that a start, a step and a save took."""
+"""Beside the checkpoints: seconds that a start, a step and a save took."""
+RECENT = 50
+"""Steps whose median counts: one that a file system held up says nothing of the next."""
 SAFETY = 2.0
-"""A step or a save may take so many times the longest that was seen: file systems are shared."""
+"""How many times longer than measured a step or a save may take: file systems are shared."""
 SECONDS_TO_LEAVE = 15.0
 """From the last file written to the end of the job: all ranks, the launcher, Snakemake."""
 
@@ -64,7 +68,7 @@ def check_time(end: float | None, state: Path) -> None:
         raise UserError(
             f"this job ends in {left:.0f} s, and to train and save one step takes {needed:.0f} s "
             f"({parts + ', ' if parts else ''}leave {SECONDS_TO_LEAVE:.0f}). Nothing was started. "
-            "Give the rule more time, e.g. `--set-resources train:runtime=1440` (minutes)."
+            "Give `train` more time: `runtime` under `set-resources` in the profile, in minutes."
         )
 
 
@@ -73,20 +77,25 @@ def read_pace(state: Path) -> dict[str, float]:
 
 
 class Deadline:
-    """The end of the job as one rank sees it, and what it has measured."""
+    """The end of the job as one rank sees it, and what it has measured: the last start, the usual
+    step, and the longest save, since there are few, and one too late costs what it would save."""
 
     def __init__(self, state: Path) -> None:
         text = os.environ.get(END_TIME)
         self.end = float(text) if text else None
         self.file, self.pace = state / PACE, read_pace(state)
-
-    def took(self, what: str, seconds: float) -> None:
-        """Of `start`, `step` or `save`. The longest counts."""
-        self.pace[what] = round(max(seconds, self.pace.get(what, 0.0)), 2)
+        self.steps: deque[float] = deque(maxlen=RECENT)
 
     def started(self) -> None:
         """All is loaded: the first step comes now."""
-        self.took("start", time.time() - psutil.Process().create_time())
+        self.pace["start"] = round(time.time() - psutil.Process().create_time(), 2)
+
+    def stepped(self, seconds: float) -> None:
+        self.steps.append(seconds)
+        self.pace["step"] = round(median(self.steps), 2)
+
+    def saved(self, seconds: float) -> None:
+        self.pace["save"] = round(max(seconds, self.pace.get("save", 0.0)), 2)
 
     def write(self) -> None:
         """For the launcher that goes on. One rank does."""

@@ -54,7 +54,7 @@ class Stopper(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         now = time.monotonic()
-        self.deadline.took("step", now - self.began)
+        self.deadline.stepped(now - self.began)
         stop, due = self.agree(now - self.saved >= self.seconds or self.deadline.unmeasured())
         if stop:
             self.stop(control)

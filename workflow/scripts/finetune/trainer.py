@@ -186,4 +186,4 @@ class FinetuneTrainer(Trainer):
         seconds = time.monotonic() - started
         self.since += seconds  # nor is saving
         if self.stopper:
-            self.stopper.deadline.took("save", seconds)
+            self.stopper.deadline.saved(seconds)
