@@ -41,14 +41,14 @@ except ConfigError as error:
 # Before the first job: an executor's settings are known only now.
 onstart:
     settings = workflow.executor_settings
-    jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
+    jobs = list(workflow.dag.needrun_jobs())
     try:
         if type(settings).__module__ == "snakemake_executor_plugin_slurm":
             cluster.check_cluster(
                 os.getcwd(),
                 settings.status_command,
                 settings.init_seconds_before_status_checks,
-                [(job.rule.name, job.resources) for job in jobs],
+                [(job.rule.name, job.resources) for job in jobs if not job.is_local],
             )
         else:
             for job in jobs:
