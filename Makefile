@@ -1,6 +1,7 @@
 # make run        the default job, from an empty machine to results/report/
 # make test       every test but the slow ones (those that need a GPU skip themselves without one)
 # make test-slow  ten runs that are stopped, killed and starved of memory at random
+# make test-slurm  the chain and its failures on a real SLURM of one node, on this machine; as root
 # make lint       what CI checks before the tests
 
 VENV := .venv
@@ -10,7 +11,7 @@ GPUS ?= $(shell n=$$(nvidia-smi -L 2>/dev/null | grep -c ^GPU); echo $$(( n > 0 
 # Jobs call `python`: it has to be the environment's own.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: run test test-slow lint format schema pins install memory dag clean
+.PHONY: run test test-slow test-slurm lint format schema pins install memory dag clean
 
 run: $(READY)
 	snakemake --cores all --resources gpu=$(GPUS) --rerun-incomplete --max-checksum-file-size 1GB
@@ -21,6 +22,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	pytest tests -m slow -s
+
+test-slurm: $(READY)
+	OMP_NUM_THREADS=1 pytest tests/slurm
 
 lint: $(READY)
 	ruff check .

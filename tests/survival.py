@@ -78,12 +78,14 @@ class Job:
         self.plan["settings"] |= settings
         return self
 
-    def start(self, gpus: int = 2, fault: str = "", **env: str) -> subprocess.Popen:
+    def start(
+        self, gpus: int = 2, threads: int = 2, fault: str = "", **env: str
+    ) -> subprocess.Popen:
         """`fault` is the body of fault(self, rank, step), called before each training step."""
         (self.folder / "plan.json").write_text(json.dumps(self.plan))
         command = [sys.executable, str(SCRIPTS / "launch.py")]
         command += ["--settings", json.dumps(self.settings)]
-        command += ["--gpus", str(gpus), "--threads", "2"]
+        command += ["--gpus", str(gpus), "--threads", str(threads)]
         command += ["--plan", str(self.folder / "plan.json")]
         command += ["--config", str(self.folder / "train.yaml")]
         command += ["--tokens", str(self.base / "tokens/lights/tiny")]

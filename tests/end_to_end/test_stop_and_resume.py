@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,34 @@ if step == 4:
     [line] = [line for line in job.said().splitlines() if "ERROR" in line]
     assert "the loss is nan at step 4, rows rows.jsonl:" in line
     assert job.checkpoints() == [2, 3]
+
+
+NEARLY_OVER = """
+if rank == 1 and step == 4:
+    self.stopper.deadline.end = time.time() + 1
+"""
+
+
+def test_a_run_saves_before_the_jobs_time_ends_and_no_signal_is_sent(
+    finished: Path, tmp_path: Path, undisturbed
+) -> None:
+    """One rank's clock is enough. The first save comes early, to know how long one takes."""
+    job = Job(finished, tmp_path)
+    hour = {"FINETUNE_END_TIME": str(time.time() + 3600)}
+    assert job.finish(fault=NEARLY_OVER, **hour) == 75, job.log.read_text()[-3000:]
+    assert "launch: the job's time is nearly over: stopped after step 4;" in job.said()
+    assert job.checkpoints() == [1, 4]
+    pace = json.loads((job.state / "pace.json").read_text())
+    assert sorted(pace) == ["save", "start", "step"]
+    assert min(pace["start"], pace["save"]) > 0
+
+    assert job.finish(FINETUNE_END_TIME=str(time.time() + 10)) == 1
+    assert "ERROR launch: this job ends in " in job.said()
+    assert f"start {pace['start']:.0f}, step {pace['step']:.0f}, save {pace['save']:.0f}" in (
+        job.said()
+    )
+    assert job.events() == ["started", "stopped"]
+
+    assert job.finish(**hour) == 0, job.log.read_text()[-3000:]
+    assert job.losses() == undisturbed("tiny-qlora").losses()
+    assert job.weights() == undisturbed("tiny-qlora").weights()

@@ -158,3 +158,16 @@ def test_pins_are_what_is_needed_and_what_that_brings() -> None:
     names = {name.partition("[")[0] for name in found} - {"setuptools", "triton"}
     names = {name for name in names if not name.startswith(("nvidia-", "cuda-"))}
     assert names == {envs.normalized(line.partition("==")[0]) for line in PINS}
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "finetune.def"])
+def test_containers_install_the_pins(file) -> None:
+    """From the very files, on the Python of the conda environment; no version of their own."""
+    text = (ENVS / file).read_text()
+    python = re.search(r"python=(\S+)", (ENVS / "finetune.yaml").read_text())[1]
+    assert re.search(rf"^From:? python:{re.escape(python)}-slim$", text, re.M | re.I)
+    assert "pip install --no-cache-dir -r /envs/requirements.txt" in text
+    assert "pip install --no-cache-dir --no-deps -r /envs/requirements-example.txt" in text
+    copied = set(re.findall(r"(?<![/\w-])[\w-]+\.txt", text))
+    assert copied == {"pins.txt", "requirements.txt", "requirements-example.txt"}
+    assert "==" not in text

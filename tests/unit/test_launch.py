@@ -1,5 +1,6 @@
 """launch.py: who is refused, what the ranks inherit, and what accelerate makes of the command."""
 
+import errno
 import inspect
 import json
 import re
@@ -16,6 +17,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 import launch
 from finetune.cli import UserError
+from finetune.nodes import Nodes
 
 PLAN = {
     "global_batch": 16,
@@ -23,6 +25,7 @@ PLAN = {
     "world_size": 2,
     "accumulation": 2,
     "gradient_checkpointing": False,
+    "settings": {"nodes": 1},
 }
 DISK = {"train": 100, "checkpoint": 30, "trained": 10}
 PLAN["memory"] = {"disk": DISK}
@@ -157,10 +160,10 @@ def accelerate(monkeypatch):
     return accelerate
 
 
-def options(kind, processes):
+def options(kind, processes, nodes=1):
     command = launch.accelerate_command(kind, processes)
     assert command[:2] == [sys.executable, str(launch.AGENT)]
-    return command[2:]
+    return command[2:] + Nodes(nodes, threads=4).meeting()
 
 
 @pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
@@ -204,6 +207,23 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
     _, env = prepare_deepspeed_cmd_env(accelerate(given)[1])
     assert env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == str(file)
     assert env["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == str("zero3" in kind).lower()
+
+
+@pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
+@pytest.mark.parametrize("kind", LAUNCHES)
+def test_each_of_two_nodes_starts_its_half_and_meets_the_other(accelerate, request, fixtures, kind):
+    """By torchrun on each, for ZeRO too: DeepSpeed's own launcher would want ssh."""
+    for name in fixtures:
+        request.getfixturevalue(name)
+    launcher, args = accelerate(options(kind, 4, nodes=2))
+    assert launcher == ("multi_gpu" if kind == "ddp" else "deepspeed")
+    args.main_process_ip = "10.0.0.1"
+    prepare = prepare_multi_gpu_env if kind == "ddp" else prepare_deepspeed_cmd_env
+    made = prepare(args)
+    assert kind == "ddp" or made[0] is None  # no command but torchrun
+    assert (args.nnodes, args.nproc_per_node) == ("2", "2")
+    assert args.rdzv_endpoint == f"10.0.0.1:{args.main_process_port}"
+    assert (args.rdzv_backend, args.rdzv_conf) == ("c10d", "is_host=0")
 
 
 SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
@@ -307,3 +327,12 @@ def test_a_line_that_cannot_be_written_fails_no_finished_run(tmp_path, capsys):
     assert "launch: no later plan learns from this run" in said
     assert "FileNotFoundError" in said
     assert not args.calibration.exists()
+
+
+def test_a_file_system_without_locks_is_told_and_trained_on(run, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("finetune.leases.fcntl.flock", refuse)
+    assert run().env[launch.LOCKS] == ""
+    assert "has no file locks (No locks available): start this run once" in capsys.readouterr().err

@@ -68,15 +68,18 @@ def refused(function, *args: object) -> str:
         (160, {"steps": 700}, (10, 700, 0, 16)),
         (160, {"gpus": 4, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 4)),
         (100, {"gpus": 2, "batch": {"global": 8, "micro": 4}}, (12, 12, 4, 1)),
+        (160, {"gpus": 4, "nodes": 2, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 2)),
     ],
 )
 def test_batch_and_steps(rows, run, expected) -> None:
     settings = settings_of(**run)
     micro = settings["batch"]["micro"]
-    split = job("qlora", world=settings["gpus"], micro=1 if micro == "auto" else micro)
+    split = job(
+        "qlora", world=settings["gpus"] * settings["nodes"], micro=1 if micro == "auto" else micro
+    )
     steps_per_epoch, steps, unseen, accumulation = expected
     assert plan_run.batch_plan(settings, split, rows) == {
-        "world_size": settings["gpus"],
+        "world_size": settings["gpus"] * settings["nodes"],
         "global_batch": settings["batch"]["global"],
         "micro_batch": split.micro,
         "accumulation": accumulation,
@@ -267,6 +270,17 @@ def test_other_numbers_of_processes_divide_the_batch() -> None:
     fewer = [text for text, _ in others(request, replace(run, cpu=True))]
     assert fewer == ["`gpus: 4`", "`gpus: 3`", "`gpus: 2`", "`gpus: 1`"]
     assert [text for text, _ in others(request, run)] == ["`gpus: 12`"]
+
+
+def test_several_nodes() -> None:
+    """Advice keeps their number, and what a machine must hold is for its own processes."""
+    device = Device(100e9, "here")
+    run = job_of(settings_of(gpus=2, nodes=3, batch={"global": 12}), SHAPES, lint(), device)
+    assert (run.world, run.per_node) == (6, 2)
+    more = [
+        (text, new.world, new.per_node) for text, new in others(Request(SHAPES, device, 12), run)
+    ]
+    assert more == [("`gpus: 4`", 12, 4)]
 
 
 def fake_torch(gigabytes: float | None) -> SimpleNamespace:

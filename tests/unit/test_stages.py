@@ -20,6 +20,7 @@ PLAN = {
     "method",
     "launch",
     "gpus",
+    "nodes",
     "gpu_memory_gb",
     "gpu_model",
     "allow_oversubscription",

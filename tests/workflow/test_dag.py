@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from snakemake_executor_plugin_slurm.submit_string import get_submit_command
+from snakemake_executor_plugin_slurm.utils import set_gres_string
 
 from project import ROOT, job_counts, make_project, snakemake
 
@@ -15,6 +17,7 @@ EXAMPLES = ROOT / "config" / "examples"
 DEFAULT = {"make_intents": 1, "train": 2, "plan_run": 2, "merge": 2, "evaluate_run": 2}
 ONE_RUN = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 1)
 SWEEP = dict.fromkeys(("train", "plan_run", "merge", "evaluate_run"), 5)
+RUNS = ("tiny-qlora", "tiny-full")
 SHARED = (
     *("fetch_model", "prepare_data", "tokenize_data", "check_data", "evaluate_baseline"),
     *("compare", "all"),
@@ -36,6 +39,7 @@ def dry_run(*args: str, cwd: Path) -> str:
         ("config/examples/mixed-data.yaml", ONE_RUN),
         ("config/examples/qlora-7b-2gpus.yaml", ONE_RUN),
         ("config/examples/full-8b-zero3-8gpus.yaml", ONE_RUN),
+        ("config/examples/full-8b-2nodes.yaml", ONE_RUN),
         ("config/examples/sweep.yaml", SWEEP),
     ],
 )
@@ -112,6 +116,68 @@ def test_gpus_of_a_run_become_its_resource(tiny_model: Path, tmp_path: Path) -> 
     jobs = planned_jobs(project, project / "config.yaml")
     asked = {j["run"]: j["resources"] for j in jobs if j["rule"] == "train"}
     assert {run: r["gpu"] for run, r in asked.items()} == {"tiny-qlora": 4, "tiny-full": 1}
+
+
+def test_only_a_run_of_several_nodes_asks_for_nodes(tiny_model: Path, tmp_path: Path) -> None:
+    """What SLURM gives by node is said by node: GPUs (`gres`), memory and CPUs. `gpu` is all."""
+    runs = {"tiny-full": {"gpus": 2, "nodes": 2}}
+    project = make_project(tmp_path, tiny_model, runs=runs)
+    jobs = planned_jobs(project, project / "config.yaml")
+    one, two = ({j["run"]: j for j in jobs if j["rule"] == "train"}[run] for run in RUNS)
+    assert one["resources"] == {"gpu": 2, "mem_mb": 32000, "runtime": 1440}
+    asked = {"nodes": 2, "gres": "gpu:2", "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
+    assert two["resources"] == one["resources"] | {"gpu": 4} | asked
+    assert one["threads"] == two["threads"] == 8
+    assert sbatch(one) == ["--cpus-per-task=8", "--gpus=2"]
+    nodes = ["--nodes=2", "--ntasks=2", "--cpus-per-task=8", "--gres=gpu:2", "--gpus=4"]
+    assert sbatch(two) == nodes
+
+
+def sbatch(job: dict) -> list[str]:
+    """What the SLURM plugin makes of the resources: nodes, tasks, CPUs and GPUs."""
+    params = ("run_uuid", "slurm_logfile", "comment_str", "account", "partition", "workdir")
+    asked = Asked(resources=Asked(job["resources"]), threads=job["threads"])
+    call = get_submit_command(asked, dict.fromkeys(params, "")) + set_gres_string(asked)
+    kinds = ("--nodes", "--ntasks", "--cpus", "--gres", "--gpus")
+    return [word for word in call.split() if word.startswith(kinds)]
+
+
+class Asked(dict):
+    """Keys as attributes too, as Snakemake has them."""
+
+    __getattr__ = dict.get
+
+
+SUBMITTED = {
+    "make_intents": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+    "tokenize_data": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=8",
+    "check_data": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+    "plan_run": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+    "train": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=8",
+    "merge": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=4",
+    "evaluate_run": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
+    "evaluate_baseline": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
+    "compare": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
+}
+"""sbatch's options by rule. All others run on the submitting host."""
+GPUS = {"train": " --gpus=2", "evaluate_run": " --gpus=1", "evaluate_baseline": " --gpus=1"}
+
+
+def test_what_the_slurm_profile_submits(tmp_path: Path) -> None:
+    """One task that sees all GPUs of the job, and no GPU for the others. No sbatch is needed."""
+    script = Path(__file__).with_name("submissions.py")
+    command = [sys.executable, str(script), "-n", "--cores", "64"]
+    command += ["--snakefile", str(ROOT / "Snakefile")]
+    command += ["--profile", str(ROOT / "workflow" / "profiles" / "slurm")]
+    command += ["--configfile", str(ROOT / "config" / "config.yaml")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SUBMIT")]
+    seen = [json.loads(line.removeprefix("SUBMIT ")) for line in lines]
+    assert {rule for rule, _, _ in seen} == set(SUBMITTED)
+    for rule, line, asked in seen:
+        begin = f"sbatch --parsable --job-name RUN --output LOG --export=ALL --comment {rule}   -p "
+        assert line == begin + SUBMITTED[rule].format(**asked) + " -D HERE" + GPUS.get(rule, "")
 
 
 @pytest.mark.parametrize("profile", ["local", "slurm"])

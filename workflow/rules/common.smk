@@ -1,6 +1,7 @@
 """The validated configuration, and how rules look things up in it."""
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -11,22 +12,49 @@ from snakemake.exceptions import WorkflowError
 SCRIPTS = Path(workflow.basedir, "workflow", "scripts")
 sys.path.insert(0, str(SCRIPTS))
 
-from finetune import stages
+from finetune import cluster, stages
+from finetune.cli import UserError
 from finetune.config_errors import ConfigError, load_config
+from finetune.nodes import check_nodes
 from finetune.sources import data_inputs, model_inputs
 from finetune.splits import SPLITS
 
 # Where scripts are is no parameter of a rule: moving the repository must not train again.
 # DeepSpeed is imported along with peft, and complains on the terminal when it has to look for a
 # device. Only training uses it, and launch.py sets the device there.
+# Compute nodes mostly have no network: what a job there asked the hub would take minutes to fail.
+OFFLINE = (
+    " HF_HUB_OFFLINE=1"
+    if "SLURM_JOB_ID" in os.environ and not workflow.is_main_process
+    else ""
+)
 shell.prefix(
-    f"set -euo pipefail; export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu; "
+    f"set -euo pipefail; export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu{OFFLINE}; "
 )
 
 try:
     CONFIG = load_config(config, workflow.configfiles)
 except ConfigError as error:
     raise WorkflowError(str(error)) from None
+
+
+# Before the first job: an executor's settings are known only now.
+onstart:
+    settings = workflow.executor_settings
+    jobs = list(workflow.dag.needrun_jobs())
+    try:
+        if type(settings).__module__ == "snakemake_executor_plugin_slurm":
+            cluster.check_cluster(
+                os.getcwd(),
+                settings.status_command,
+                settings.init_seconds_before_status_checks,
+                [(job.rule.name, job.resources) for job in jobs if not job.is_local],
+            )
+        else:
+            for job in jobs:
+                check_nodes(job.resources.get("gpu"), job.resources.get("nodes", 1))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 wildcard_constraints:
@@ -48,6 +76,13 @@ def dataset_of(wildcards):
 
 def run_of(wildcards):
     return CONFIG.runs[wildcards.run]
+
+
+def on_nodes(resource):
+    """A resources function: what a run of several nodes asks for besides. None is not asked for."""
+    return lambda wildcards: (
+        resource(run_of(wildcards)) if run_of(wildcards).nodes > 1 else None
+    )
 
 
 def for_run(pattern):

@@ -25,10 +25,16 @@ rule train:
         "../../envs/finetune.yaml"
     threads: lambda w: 4 * run_of(w).gpus
     resources:
-        gpu=lambda w: run_of(w).gpus,
+        gpu=lambda w: run_of(w).gpus * run_of(w).nodes,
         mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "train", n)),
         disk_mb=told_by(PLAN, lambda plan, _: resources.disk_mb(plan, "train")),
         runtime=train_runtime,
+        # launch.py calls srun itself: `mpi` has the rule start once, on the first node
+        nodes=on_nodes(lambda run: run.nodes),
+        gres=on_nodes(lambda run: f"gpu:{run.gpus}"),
+        mpi=on_nodes(lambda run: "srun"),
+        tasks=on_nodes(lambda run: run.nodes),
+        tasks_per_gpu=on_nodes(lambda run: 0),
     params:
         settings=settings_of(stages.train_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),

@@ -1,6 +1,7 @@
 """Start train.py in one process per GPU, through `accelerate launch --config_file`.
 
-Reads plan.json for the number of processes that was planned, and the number Snakemake granted.
+Reads plan.json for the number of processes and nodes that was planned, and takes the number of
+GPUs, over all nodes, that Snakemake granted.
 Freezes the run's settings into train.yaml. Where there is no GPU the same command line starts
 CPU processes. Ends with 0 when all steps are done, with 75 when it was stopped and can go on.
 """
@@ -8,6 +9,7 @@ CPU processes. Ends with 0 when all steps are done, with 75 when it was stopped 
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import sys
@@ -22,15 +24,19 @@ from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
 from finetune.cli import UserError, describe, read_settings, run_script, say
+from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
+from finetune.nodes import Nodes, check_nodes
 from finetune.plans import read_plan
 from finetune.processes import STOPS, block_stops
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT, TRAIN = (Path(__file__).with_name(name) for name in ("agent.py", "train.py"))
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+"""What flock says on shared file systems that are mounted without locks."""
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "GOTO_NUM_THREADS",
@@ -45,19 +51,23 @@ def main() -> None:
     block_stops()
     args = parse()
     plan, state = read_plan(args.plan), args.output.parent / "checkpoints"
+    nodes = Nodes(plan["settings"]["nodes"], args.threads)
+    check_nodes(args.gpus, nodes.count)
     state.mkdir(parents=True, exist_ok=True)
     with only_launch(args.output.parent) as lock:
-        devices = visible_devices()
-        check_devices(args.gpus, plan, len(devices))
+        devices, here = visible_devices(), args.gpus // nodes.count
+        check_devices(args.gpus, plan, len(devices) * nodes.count)
         check_space(state, plan["memory"]["disk"])
+        check_time(end := end_of_job(), state)
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
         facts = facts_of(args.settings, plan, args.tokens, args.model)
         facts["world_size"] = args.gpus
-        with lease(args.gpus, devices, pause=pause) as ids:
-            env = environment(args.threads, args.gpus, ids)
-            env[LOCKS] = os.pathsep.join(map(str, [lock, *lock_paths(ids)]))
-            attempts = Attempts(state, plan, facts, partial(agent_command, args, state), env)
+        with lease(here, devices, pause=pause) as ids:
+            env = environment(args.threads, here, ids)
+            env |= {END_TIME: str(end)} if end else {}
+            env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *lock_paths(ids)])))
+            attempts = Attempts(state, plan, facts, partial(agent_command, args, state, nodes), env)
             code = attempts.run()
         if code == 0:
             keep_for_later(args, plan)
@@ -78,11 +88,22 @@ def keep_for_later(args: argparse.Namespace, plan: dict) -> None:
 
 
 @contextmanager
-def only_launch(folder: Path) -> Iterator[Path]:
+def only_launch(folder: Path) -> Iterator[Path | None]:
     """Refuse to train in a folder in which another launch, or a rank of it, still lives."""
     locks = folder / ".lock"
     with ExitStack() as held:
-        if not try_lease(1, ["launch"], locks, held):
+        try:
+            alone = try_lease(1, ["launch"], locks, held)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            say(
+                f"launch: the file system of {folder} has no file locks ({error.strerror}): start "
+                "this run once only"
+            )
+            yield None
+            return
+        if not alone:
             raise UserError(
                 f"another launch of this run is alive: its processes hold {locks / 'launch'}. "
                 f"Wait for it, or end it: fuser -k -TERM {locks / 'launch'}"
@@ -101,7 +122,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--gpus", required=True, type=int, help="granted, one process per GPU")
-    parser.add_argument("--threads", required=True, type=int, help="CPU threads of the whole job")
+    parser.add_argument("--threads", required=True, type=int, help="CPU threads on a node")
     parser.add_argument("--config", required=True, type=Path, help="where settings are frozen")
     for name in ("plan", "tokens", "model", "output", "metrics", "record", "calibration"):
         parser.add_argument(f"--{name}", required=True, type=Path)
@@ -126,9 +147,10 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
 
 
 def agent_command(
-    args: argparse.Namespace, state: Path, micro: int, checkpoint: Path | None
+    args: argparse.Namespace, state: Path, nodes: Nodes, micro: int, checkpoint: Path | None
 ) -> list[str]:
-    command = accelerate_command(args.settings["launch"], args.gpus) + train_command(args)
+    command = nodes.srun() + accelerate_command(args.settings["launch"], args.gpus)
+    command += nodes.meeting() + train_command(args)
     command += ["--state", str(state), "--micro-batch", str(micro)]
     command += ["--resume", str(checkpoint)] if checkpoint else []
     print("launch:", " ".join(command), file=sys.stderr, flush=True)
@@ -139,7 +161,7 @@ def accelerate_command(launch: str, processes: int) -> list[str]:
     """`accelerate launch`. `--config_file` keeps a user's default accelerate config out."""
     config = ROOT / "config" / "accelerate" / f"{launch}.yaml"
     command = [sys.executable, str(AGENT), "--config_file", str(config)]
-    command += ["--num_processes", str(processes), "--main_process_port", "0"]
+    command += ["--num_processes", str(processes)]
     deepspeed = yaml.safe_load(config.read_text()).get("deepspeed_config")
     if deepspeed:  # the file names it relative to the repository; jobs may run elsewhere
         command += ["--deepspeed_config_file", str(ROOT / deepspeed["deepspeed_config_file"])]

@@ -9,7 +9,9 @@ tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolat
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
 plan        outlook, shapes, memory, activations, host, devices, gpu_models, batch, fitting,
             advice, neighbours, calibration, plans, resources
-launch      leases, processes, attempts, backoff, facts, history, outcome, disk, peaks
+launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk, deadline,
+            peaks
+cluster     cluster (asked by the Snakefile before the first job)
 training    training, modeling, trainer, collator, classification, sampling, scores, guards,
             checkpoints, counters, stopping, faults, watchdog, progress, metric_lines, spikes,
             training_record

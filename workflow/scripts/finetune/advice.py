@@ -112,13 +112,14 @@ def others(request: Request, job: Job) -> Iterator[tuple[str, Job]]:
     sharing = [x for x in launches if x > job.launch]
     for launch in sharing:
         yield f"`launch: {launch}`", replace(job, launch=launch)
-    worlds = range(job.world - 1, 0, -1) if job.cpu else range(job.world + 1, MOST_GPUS + 1)
-    for world in worlds:
+    nodes, here = job.world // job.per_node, job.per_node
+    for gpus in range(here - 1, 0, -1) if job.cpu else range(here + 1, MOST_GPUS + 1):
+        world = gpus * nodes
         for launch in [job.launch, *sharing[:1]] if request.global_batch % world == 0 else []:
-            chosen = f"`gpus: {world}`"
+            chosen = f"`gpus: {gpus}`"
             if launch != job.launch:
                 chosen += f" and `launch: {launch}`"
-            yield chosen, replace(job, world=world, per_node=world, launch=launch)
+            yield chosen, replace(job, world=world, per_node=gpus, launch=launch)
     for method in ("lora", "qlora"):
         smaller = METHODS.index(method) < METHODS.index(job.method)
         if smaller and allowed(method, "ddp", job.classes):

@@ -23,7 +23,7 @@ from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
 from finetune.history import backed_off, note_kill, read_history, record
 from finetune.metric_lines import LINES, cut_back, read_lines
-from finetune.outcome import OUTCOME, read_outcome
+from finetune.outcome import OUTCOME, last_outcome
 from finetune.processes import PARENT, STOPS
 
 STOPPED = 75
@@ -104,7 +104,7 @@ class Attempts:
 
     def conclude(self, returned: int, seconds: float) -> int | None:
         """The exit code of the job, or None to start again."""
-        outcome = read_outcome(self.state)
+        outcome = last_outcome(self.state)
         if returned == 0 and not outcome:
             return 0
         self.seconds = seconds
@@ -113,8 +113,10 @@ class Attempts:
         return getattr(self, f"on_{outcome.get('kind', 'lost')}")(outcome)
 
     def on_stopped(self, outcome: dict) -> int:
-        self.note("stopped", outcome["step"])
-        say(f"launch: stopped after step {outcome['step']}; the same command goes on from there")
+        step, late = outcome["step"], outcome["late"]
+        self.note("stopped", step, late=late)
+        why = "the job's time is nearly over: " if late else ""
+        say(f"launch: {why}stopped after step {step}; the same command goes on from there")
         return STOPPED
 
     def on_killed(self, outcome: dict) -> int:

@@ -323,7 +323,9 @@ class RunDefaults(Strict):
     launch: Launch = "ddp"
     """A file stem of config/accelerate/. Default: ddp for adapters and classifiers, else zero3."""
     gpus: Count = 1
-    """Processes, one per GPU. Where there is no GPU: CPU processes."""
+    """Processes on a node, one per GPU. Where there is no GPU: CPU processes."""
+    nodes: Count = 1
+    """Machines of a SLURM cluster, with `gpus` on each."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, when the plan is made on a host that cannot see it. GB = 1e9 bytes."""
     gpu_model: Literal[*GPU_MODELS] | None = None
@@ -383,8 +385,8 @@ class Run(RunDefaults):
 
     @model_validator(mode="after")
     def check_batch(self) -> Run:
-        chosen = self.batch.micro
-        split_batch(self.batch.global_, 1 if chosen == "auto" else chosen, self.gpus)
+        chosen, world = self.batch.micro, self.gpus * self.nodes
+        split_batch(self.batch.global_, 1 if chosen == "auto" else chosen, world)
         return self
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +20,25 @@ def download_model(source: str, revision: str | None, with_code: bool) -> tuple[
 
     files = MODEL_FILES + (["*.py"] if with_code else [])
     wanted = {"revision": revision, "ignore_patterns": SECOND_COPIES}
+    check_cache()
     with hub_errors("model", source, revision):
         folder = Path(snapshot_download(source, allow_patterns=files, **wanted))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(source, allow_patterns=[*files, "*.bin"], **wanted)
     return folder, folder.name  # the cache names a snapshot after its commit
+
+
+def check_cache() -> None:
+    """On a cluster the home folder is often small, or read-only, or unknown to compute nodes."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    cache = Path(HF_HUB_CACHE)
+    nearest = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    if not offline() and not os.access(nearest, os.W_OK):
+        raise UserError(
+            f"the Hugging Face cache {cache} cannot be written. Set HF_HOME to a folder that can, "
+            "and that compute nodes see: models are linked from there."
+        )
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
     return Job(
         method=settings["method"],
         launch=settings["launch"],
-        world=settings["gpus"],
+        world=settings["gpus"] * settings["nodes"],
         per_node=settings["gpus"],
         micro=1,
         length=train["longest"],

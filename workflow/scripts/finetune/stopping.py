@@ -13,21 +13,26 @@ from typing import Any
 import torch
 from transformers import TrainerCallback
 
+from finetune.deadline import Deadline
+
 STOP = "stop"
 """A file in the folder of checkpoints: somebody wants this run to stop."""
 
 
 class Stopper(TrainerCallback):
-    """Saves when the time for it has come, and stops when the file is there."""
+    """Saves when the time for it has come, and stops when the file is there or the job's time is
+    nearly over."""
 
     def __init__(self, folder: Path, minutes: float, device: torch.device) -> None:
         self.file, self.seconds, self.device = folder / STOP, minutes * 60, device
-        self.saved = time.monotonic()
+        self.deadline = Deadline(folder)
+        self.saved = self.began = time.monotonic()
         self.stopped = False
 
     def agree(self, due: bool = False) -> list[int]:
         """Whether some rank wants to stop, and whether one wants to save."""
-        wishes = torch.tensor([self.file.exists(), due], dtype=torch.int32, device=self.device)
+        stop = self.file.exists() or self.deadline.near()
+        wishes = torch.tensor([stop, due], dtype=torch.int32, device=self.device)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(wishes, torch.distributed.ReduceOp.MAX)
         return wishes.tolist()
@@ -40,18 +45,26 @@ class Stopper(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
         self.saved = time.monotonic()
+        self.deadline.started()
         if self.agree()[0]:  # before a step: there is nothing new to save
             self.stopped = control.should_training_stop = True
 
+    def on_step_begin(self, *_: object, **__: object) -> None:
+        self.began = time.monotonic()
+
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        stop, due = self.agree(time.monotonic() - self.saved >= self.seconds)
+        now = time.monotonic()
+        self.deadline.stepped(now - self.began)
+        stop, due = self.agree(now - self.saved >= self.seconds or self.deadline.unmeasured())
         if stop:
             self.stop(control)
         elif due and state.global_step < state.max_steps:
             control.should_save = True
 
-    def on_save(self, *_: object, **__: object) -> None:
+    def on_save(self, args: Any, state: Any, *_: object, **__: object) -> None:
         self.saved = time.monotonic()
+        if state.is_world_process_zero:
+            self.deadline.write()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         if self.stopped:

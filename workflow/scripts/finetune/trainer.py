@@ -183,4 +183,7 @@ class FinetuneTrainer(Trainer):
             ) from error
         if self.is_world_process_zero():
             checkpoints.rotate(folder.parent)
-        self.since += time.monotonic() - started  # nor is saving
+        seconds = time.monotonic() - started
+        self.since += seconds  # nor is saving
+        if self.stopper:
+            self.stopper.deadline.saved(seconds)

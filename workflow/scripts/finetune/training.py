@@ -73,7 +73,7 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         trainer.add_callback(RestoreCounters(trainer, args.resume))
     trainer.train(resume_from_checkpoint=args.resume and str(args.resume))
     if stopper.stopped:
-        claim_stopped(trainer, args.state)
+        claim_stopped(trainer, args.state, stopper.deadline.near())
         return
     watchdog.beat()
     save(trainer, args.output)
@@ -88,10 +88,10 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     trainer.accelerator.end_training()
 
 
-def claim_stopped(trainer: FinetuneTrainer, state: Path) -> None:
+def claim_stopped(trainer: FinetuneTrainer, state: Path, late: bool) -> None:
     """Nothing that Snakemake knows of is written: it must not take this run for finished."""
     if trainer.is_world_process_zero():
-        claim(state, "stopped", step=trainer.state.global_step)
+        claim(state, "stopped", step=trainer.state.global_step, late=late)
     trainer.accelerator.wait_for_everyone()
 
 
