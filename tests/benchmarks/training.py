@@ -115,9 +115,9 @@ def theirs(folder: Path, run: str, args: argparse.Namespace) -> dict:
     from datasets import Dataset
 
     from finetune.files import read_json
+    from finetune.leases import visible_devices
     from finetune.tokens import open_tokens
     from launch import accelerate_command, environment
-    from finetune.leases import visible_devices
 
     plan, output = read_json(places(folder, run)["plan"]), folder / "trl" / run
     shutil.rmtree(output, ignore_errors=True)

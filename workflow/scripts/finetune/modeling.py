@@ -118,6 +118,8 @@ def add_adapters(
     trained whole, and saved with the adapter."""
     from peft import LoraConfig, get_peft_model
 
+    from finetune.adapter import lean
+
     lora = settings["lora"]
     adapted = get_peft_model(
         model,
@@ -133,6 +135,8 @@ def add_adapters(
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()  # peft leaves whole modules in 16 bit
+    if not settings["launch"].startswith("zero3"):  # it gathers weights when peft calls a layer
+        lean(adapted)
     return adapted
 
 
