@@ -9,9 +9,9 @@ tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolat
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
 plan        batch, memory, advice
 launch      leases, processes, attempts, backoff, facts, history, outcome, disk
-training    training, modeling, adapter, trainer, collator, classification, sampling, scores,
-            guards, checkpoints, counters, stopping, faults, watchdog, progress, metric_lines,
-            spikes, training_record
+training    training, modeling, adapter, head, trainer, collator, classification, sampling,
+            scores, guards, checkpoints, counters, stopping, faults, watchdog, progress,
+            metric_lines, spikes, training_record
 after it    model_card, generation, summary, class_tables, figures
 everywhere  cli, files, parallel, provenance
 """

@@ -19,7 +19,7 @@ from finetune.counters import save_counters
 from finetune.encoding import IGNORED
 from finetune.guards import check_finite
 from finetune.sampling import LengthGroups
-from finetune.scores import batch_scores
+from finetune.scores import scores_in_pieces
 from finetune.stopping import Stopper
 
 
@@ -33,7 +33,7 @@ class LogLastStep(TrainerCallback):
 class FinetuneTrainer(Trainer):
     """Trainer whose batches carry `row`, the index of each row in the data set."""
 
-    batch_scores = staticmethod(batch_scores)
+    row_scores = staticmethod(scores_in_pieces)
     accuracy = "token_accuracy"
 
     def __init__(self, *args: Any, grouped: int = 1, **kwargs: Any) -> None:
@@ -130,7 +130,7 @@ class FinetuneTrainer(Trainer):
         for batch in batches:
             if self.stopper and self.stopper.agree()[0]:
                 return None
-            scores, _ = self.batch_scores(self.model, batch)
+            scores = self.row_scores(self.model, batch)
             totals += self.accelerator.gather_for_metrics(scores).double().sum(0).cpu()
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         return totals
