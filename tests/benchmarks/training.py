@@ -6,7 +6,10 @@
 Both train the same model by the same launcher on the same rows, in the same global batches, with
 the same seed and settings; in turn, since a machine that other work shares is never as fast twice.
 Ours runs through launch.py. CPU seconds are those of all ranks: other work changes them little.
-`--scaling` trains ours with one process as well.
+`--scaling` trains ours with one process as well. On GPUs `--tflops` (of one device, dense, in bf16:
+989 for an H100 or H200) gives the share of them that went into the model. It is that of PaLM
+(Chowdhery et al. 2022, arXiv 2204.02311, appendix B): 6 N + 12 L H Q T operations a token, a third
+less where only adapters are trained, since the base has no gradients of its own.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = ROOT / "workflow" / "scripts"
 RANKS = Path(__file__).with_name("ranks.py")
 sys.path.insert(0, str(SCRIPTS))
+from finetune.files import read_json  # noqa: E402
 
 RUNS = {
     "qlora": {"method": "qlora", "batch": {"global": 16, "micro": 4}},
@@ -46,6 +50,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--tflops", type=float)
     parser.add_argument("--folder", type=Path, help="kept, so that data is made ready once")
     args = parser.parse_args()
     folder = (args.folder or Path(tempfile.mkdtemp())).resolve()
@@ -59,6 +64,12 @@ def main() -> None:
             if args.scaling:
                 measured["alone"].append(ours(folder, run, 1))
         report(run, measured, args.processes)
+        predicted = read_json(places(folder, run)["plan"])["memory"]["total"] / 1e9
+        print(f"{run}: {predicted:.4g} GB predicted for a rank")
+        if args.tflops:
+            speed = statistics.median(one["tokens/s"] for one in measured["ours"])
+            share = speed * operations(folder, run) / args.processes / args.tflops / 1e12
+            print(f"{run}: MFU {share:.1%}")
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> None:
@@ -74,6 +85,17 @@ def prepare(folder: Path, args: argparse.Namespace) -> None:
     command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--configfile", "config.yaml"]
     command += ["--cores", "all", "--quiet", "--", *targets]
     subprocess.run(command, cwd=folder, check=True)
+
+
+def operations(folder: Path, run: str) -> float:
+    """Floating-point operations a token, forward and backward."""
+    from finetune.tokens import open_tokens
+
+    model = read_json(places(folder, run)["model"].parent / "model.json")
+    lengths = open_tokens(places(folder, run)["tokens"] / "train")["length"][:]
+    attention = 12 * model["layers"] * model["hidden_size"] * statistics.mean(lengths)
+    whole = 6 * model["parameters"] + attention
+    return whole if RUNS[run]["method"] == "full" else whole * 2 / 3
 
 
 def places(folder: Path, run: str) -> dict[str, Path]:
@@ -107,72 +129,78 @@ def ours(folder: Path, run: str, processes: int) -> dict:
     command += ["--threads", str(processes)]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
-    return timed(command, output, batches(folder, run, settings["seed"])[1:])
+    return timed(command, output, batches(folder, run)[1:])
 
 
 def theirs(folder: Path, run: str, args: argparse.Namespace) -> dict:
-    """By `accelerate launch` with the same config file."""
+    """By `accelerate launch` with the same config file. Rows of a step come as they were drawn,
+    not by length: that is ours."""
     from datasets import Dataset
 
-    from finetune.files import read_json
     from finetune.leases import visible_devices
     from finetune.tokens import open_tokens
     from launch import accelerate_command, environment
 
-    plan, output = read_json(places(folder, run)["plan"]), folder / "trl" / run
+    output = folder / "trl" / run
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     settings = yaml.safe_load((folder / "ours" / run / "train.yaml").read_text())
-    rows = open_tokens(places(folder, run)["tokens"] / "train")
-    order = [row for batch in batches(folder, run, settings["seed"]) for row in sorted(batch)]
+    rows, steps = open_tokens(places(folder, run)["tokens"] / "train"), batches(folder, run)
+    order = [row for step in steps for row in sorted(step)]
     columns = {name: [rows[i][name] for i in order] for name in ("input_ids", "labels")}
     Dataset.from_dict(columns).save_to_disk(str(output / "rows"))
-    lora, optimizer = settings.get("lora"), settings["optimizer"]
     told = {
         "method": settings["method"],
         "model": str(places(folder, run)["model"]),
         "rows": str(output / "rows"),
-        "lora": lora
-        and {
-            "r": lora["rank"],
-            "lora_alpha": lora["alpha"],
-            "lora_dropout": lora["dropout"],
-            "target_modules": lora["target_modules"],
-        },
-        "arguments": {
-            "output_dir": str(output / "out"),
-            "per_device_train_batch_size": plan["micro_batch"],
-            "gradient_accumulation_steps": plan["accumulation"],
-            "max_steps": plan["steps"],
-            "learning_rate": plan["learning_rate"],
-            "lr_scheduler_type": settings["schedule"]["name"],
-            "warmup_steps": settings["schedule"]["warmup"],
-            "weight_decay": optimizer["weight_decay"],
-            "adam_beta2": optimizer["beta2"],
-            "max_grad_norm": optimizer["max_grad_norm"],
-            "gradient_checkpointing": False,
-            "logging_steps": settings["log_every"],
-            "seed": settings["seed"],
-        },
+        "lora": settings["method"] == "qlora" and lora_arguments(settings["lora"]),
+        "arguments": trl_arguments(settings, read_json(places(folder, run)["plan"]), output),
     }
     command = accelerate_command(settings["launch"], args.processes)
     command[1:2] = ["-m", "accelerate.commands.launch"]
     command += [str(RANKS), "trl", json.dumps(told)]
     env = environment(args.processes, args.processes, visible_devices())
     env["PYTHONPATH"] = str(args.trl.resolve())
-    return timed(command, output, batches(folder, run, settings["seed"])[1:], env)
+    return timed(command, output, steps[1:], env)
 
 
-def batches(folder: Path, run: str, seed: int) -> list[list[int]]:
-    """Rows of each step."""
-    from finetune.files import read_json
+def lora_arguments(lora: dict) -> dict:
+    return {
+        "r": lora["rank"],
+        "lora_alpha": lora["alpha"],
+        "lora_dropout": lora["dropout"],
+        "target_modules": lora["target_modules"],
+    }
+
+
+def trl_arguments(settings: dict, plan: dict, output: Path) -> dict:
+    optimizer = settings["optimizer"]
+    return {
+        "output_dir": str(output / "out"),
+        "per_device_train_batch_size": plan["micro_batch"],
+        "gradient_accumulation_steps": plan["accumulation"],
+        "max_steps": plan["steps"],
+        "learning_rate": plan["learning_rate"],
+        "lr_scheduler_type": settings["schedule"]["name"],
+        "warmup_steps": settings["schedule"]["warmup"],
+        "weight_decay": optimizer["weight_decay"],
+        "adam_beta2": optimizer["beta2"],
+        "max_grad_norm": optimizer["max_grad_norm"],
+        "gradient_checkpointing": settings["gradient_checkpointing"],
+        "logging_steps": settings["log_every"],
+        "seed": settings["seed"],
+    }
+
+
+def batches(folder: Path, run: str) -> list[list[int]]:
+    """Rows of each step, for the default seed."""
     from finetune.sampling import LengthGroups
     from finetune.tokens import open_tokens
 
     plan = read_json(places(folder, run)["plan"])
     lengths = open_tokens(places(folder, run)["tokens"] / "train")["length"][:]
     size, found = plan["global_batch"], []
-    sampler = LengthGroups(lengths, size, seed)
+    sampler = LengthGroups(lengths, size, seed=0)
     for epoch in range(plan["steps"] // (len(sampler) // size) + 1):
         sampler.set_epoch(epoch)
         rows = list(sampler)
