@@ -139,7 +139,7 @@ def split_of(plan: dict) -> tuple[int, int, bool]:
         (16, {}, (1, 16, False)),
         (9, {}, (4, 4, True)),
         (7, {}, (1, 16, True)),
-        (9, {"batch": {"global": 15}}, (3, 5, True)),
+        (9, {"batch": {"global": 15}}, (5, 3, True)),
         # divisors alone
         (80, {"batch": {"global": 12}, "gpus": 2}, (6, 1, False)),
         (40, {"batch": {"global": 10}}, (5, 2, False)),
@@ -189,7 +189,7 @@ def test_quantization_settings_reach_the_formula() -> None:
             *(9, 512, {"batch": {"micro": 2}, "gradient_checkpointing": False}),
             "`batch: {micro: 1}` and `gradient_checkpointing: true`",
         ),
-        (8, 4096, {}, "`max_length: 2304`"),
+        (8, 4096, {}, "`max_length: 2368`"),
         (80, 512, {"method": "full", "launch": "ddp", "gpus": 4}, "`launch: zero3`"),
         (24, 512, {"method": "full", "launch": "zero2", "gpus": 2}, "`launch: zero3-offload`"),
         (12, 512, {"method": "lora"}, "`launch: zero3-offload`"),
@@ -333,7 +333,12 @@ def test_packs_are_as_long_as_they_are_and_supervised_throughout() -> None:
     older = lint(4096)
     del older["train"]["most_supervised"]
     assert job_of(settings_of(), SHAPES, older, Device(80e9, "")).supervised == 4096
-    assert job_of(settings_of(), SHAPES, packed, Device(80e9, "", True)).attention == "eager"
+
+
+@pytest.mark.parametrize(("longest", "attention"), [(256, "eager"), (257, "sdpa")])
+def test_attention_on_a_cpu_is_by_length(longest, attention) -> None:
+    run = job_of(settings_of(), SHAPES, lint(longest), Device(80e9, "", True))
+    assert run.attention == attention
 
 
 @pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])

@@ -91,7 +91,7 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     import torch
 
     from finetune.collator import RowCollator
-    from finetune.scores import batch_scores
+    from finetune.scores import scores_in_pieces
 
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
@@ -100,7 +100,7 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     for start in range(0, len(order), size):
         batch = collate([tokens[i] for i in order[start : start + size]]).to(model.device)
         with torch.inference_mode():
-            nll, count, correct = batch_scores(model, batch)[0].double().T.tolist()
+            nll, count, correct = scores_in_pieces(model, batch).double().T.tolist()
         metric.add_batch(nll=nll, tokens=count, correct=correct)
     return metric.compute()
 

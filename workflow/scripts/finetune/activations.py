@@ -15,15 +15,19 @@ if TYPE_CHECKING:
 
 LOGIT = 2 + 4 + 4
 """Bytes of a logit: 16 bit, log-softmax in fp32, its gradient (transformers ForCausalLMLoss)."""
+PIECE = 2**25
+"""Logits that `head` makes at once: 336 MB."""
 
 
 def logits(shapes: Shapes, job: Job) -> int:
-    """Only at positions at which some row of the micro-batch is supervised; a classifier has one
+    """Only at positions at which some row of the micro-batch is supervised, and never more than
+    two pieces at once: the first, and one that is computed again (`head`). A classifier has one
     row of them for each text."""
     if job.classes:
         return job.micro * job.classes * LOGIT
     positions = min(job.length, job.micro * job.supervised)
-    return job.micro * positions * shapes.vocab * LOGIT
+    piece = max(PIECE, job.micro * shapes.vocab)
+    return min(job.micro * positions * shapes.vocab, 2 * piece) * LOGIT
 
 
 def activations(shapes: Shapes, job: Job) -> int:

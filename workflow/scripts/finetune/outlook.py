@@ -12,6 +12,7 @@ from finetune.config import Lora
 from finetune.devices import Device
 from finetune.host import disk_space, host_memory
 from finetune.memory import Job, predicted, training_memory
+from finetune.modeling import EAGER_UP_TO
 from finetune.neighbours import neighbours
 from finetune.shapes import Shapes, shapes_of
 
@@ -32,7 +33,8 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         supervised=train.get("most_supervised", train["longest"]),
         checkpointing=True,
         # modeling.default_attention
-        attention=settings["attention"] or ("eager" if device.cpu else shapes.attention),
+        attention=settings["attention"]
+        or ("eager" if device.cpu and train["longest"] <= EAGER_UP_TO else shapes.attention),
         cpu=device.cpu,
         rank=lora["rank"],
         targets=targets if isinstance(targets, str) else tuple(targets),

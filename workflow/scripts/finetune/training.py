@@ -60,7 +60,8 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     )
     set_seed(settings["seed"])
     labels = read_json(args.tokens / "lint.json")["labels"]
-    model = load_for_training(args.model, settings, training_args.local_process_index, labels)
+    rank, longest = training_args.local_process_index, longest_row(args.tokens)
+    model = load_for_training(args.model, settings, rank, labels, longest)
     trainer = build_trainer(model, training_args, settings, args)
     check_world_size(trainer.accelerator.num_processes, args.world_size)
     trainer.add_callback(watchdog)
@@ -158,6 +159,12 @@ def build_trainer(
     if trainer.is_world_process_zero():
         trainer.add_callback(Progress(args.output.parent.name, args.state / LINES))
     return trainer
+
+
+def longest_row(tokens: Path) -> int:
+    """Length of the longest row, or pack, of training and validation."""
+    splits = (open_tokens(tokens / split) for split in ("train", "validation"))
+    return max(max(split["length"][:], default=0) for split in splits)
 
 
 def grouping(tokens: Path) -> int:
