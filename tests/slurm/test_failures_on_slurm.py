@@ -84,7 +84,7 @@ def test_a_killed_snakemake_finds_its_jobs_again(retrained: Work) -> None:
     work.process.send_signal(signal.SIGKILL)
     code, said = work.start(TRAINED).end(minutes=2)
     assert code == 1
-    assert "snakemake --unlock" in said.replace("--unlock argument", "snakemake --unlock")
+    assert "--unlock" in said
     assert work.start("--unlock").end(minutes=2)[0] == 0
 
     code, said = work.start(TRAINED).end(minutes=2)  # it still runs
