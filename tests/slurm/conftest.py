@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -93,15 +92,16 @@ class Work:
         """The first true answer of `what`."""
         until = time.monotonic() + minutes * MINUTES
         while not (answer := what()):
-            late = time.monotonic() > until or self.process.poll() not in (None, -signal.SIGKILL)
-            assert not late, (slurm("squeue", "--states=all"), self.text()[-3000:])
+            assert time.monotonic() < until, (slurm("squeue", "--states=all"), self.text()[-3000:])
             time.sleep(0.2)
         return answer
 
     def wait_for_step(self, step: int) -> str:
         """Until training has logged it. The number of its job."""
         lines = self.run / "checkpoints" / "metrics.jsonl"
-        self.wait_until(lambda: lines.exists() and f'"step": {step}, "loss"' in lines.read_text())
+        logged = lambda: lines.exists() and f'"step": {step}, "loss"' in lines.read_text()  # noqa: E731
+        self.wait_until(lambda: logged() or self.process.poll() is not None)
+        assert logged(), self.text()[-3000:]
         [job] = self.jobs("rule_train")
         return job["id"]
 

@@ -40,6 +40,9 @@ except ConfigError as error:
 
 # Before the first job: an executor's settings are known only now.
 onstart:
+    for job in workflow.dag.needrun_jobs():
+        if job.rule.name == "train":
+            keep_trained(job, workflow.dag.reason(job))
     settings = workflow.executor_settings
     jobs = list(workflow.dag.needrun_jobs())
     try:
@@ -106,6 +109,19 @@ def trained_as_configured(wildcards):
         return False
     now = stages.train_settings(run_of(wildcards), model_of(wildcards))
     return json.loads(Path(folder, "train.json").read_text()).get("settings") == now
+
+
+def keep_trained(job, reason):
+    """Refuse to train again for no reason but an old note of Snakemake's: a job that outlived the
+    Snakemake that submitted it finishes its files, and nobody notes the settings."""
+    known = reason.updated_input or reason.updated_input_run or reason.missing_output
+    known = known or reason.forced or reason.input_changed or reason.code_changed
+    if reason.params_changed and not known and trained_as_configured(job.wildcards):
+        raise WorkflowError(
+            f"{job.wildcards.run} is trained with the settings of the config, by a job that outlived "
+            "its Snakemake. To take it as it is: snakemake --cleanup-metadata "
+            f"{' '.join(job.output)}. To train it again: --forcerun train"
+        )
 
 
 def plan_settings(wildcards):
