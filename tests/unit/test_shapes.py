@@ -142,7 +142,7 @@ def kept(model: torch.nn.Module, autocast: bool) -> int:
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-@pytest.mark.parametrize("launch", ["ddp", "zero2"])
+@pytest.mark.parametrize("launch", ["ddp", "zero2", "zero3"])  # peft's own adapters under zero3
 @pytest.mark.parametrize(
     ("kind", "attention"),
     # with dropout of its own a model's SDPA is taken apart on a CPU, and on no GPU
@@ -160,7 +160,8 @@ def test_activations_are_what_autograd_keeps(kind, attention, launch, method) ->
         shapes = shapes_of(model)
         if method == "lora":
             section = {"rank": 8, "alpha": 8, "dropout": dropout, "target_modules": "all-linear"}
-            model = add_adapters(model, {"lora": section}, [] if kind == "bert" else None)
+            settings = {"launch": launch, "lora": section}
+            model = add_adapters(model, settings, [] if kind == "bert" else None)
             model = model if launch == "ddp" else model.to(torch.bfloat16)  # as DeepSpeed does
         sizes.append(kept(model, launch == "ddp"))
     found = sizes[1] - sizes[0]

@@ -70,7 +70,8 @@ def attention(shapes: Shapes, job: Job) -> int:
     query = shapes.heads * shapes.head_dim
     flash = "flash" in job.attention
     key = shapes.kv_heads * shapes.head_dim if flash else query
-    out = 0 if job.method == "full" else 2 * query  # else it is the input of a trained layer
+    # what comes out may be the input of a trained layer, and is counted there
+    out = 0 if job.method == "full" or lean(job) else 2 * query
     kept = 2 * (query + 2 * key) + out
     # on a CPU, attention with dropout is computed step by step in any case
     if job.attention == "eager" or (job.cpu and shapes.dropout):
@@ -104,15 +105,27 @@ def inputs(shapes: Shapes) -> int:
 
 
 def adapter_inputs(shapes: Shapes, job: Job) -> int:
-    """Each adapter drops out its own copy of the input (peft lora/layer.py): a mask, and the copy
-    in 16 bit. Without CUDA the mask is as wide as what is dropped: fp32, like the adapter, but
-    under ZeRO."""
-    wide = 2 if job.zero else 4
-    mask = (wide if job.cpu else 1) if job.dropout else 0
+    """What adapters keep besides their rank-r product. Those of `adapter` keep their input, which
+    is shared as that of trained layers is, and a byte of mask."""
     layers = shapes.adapted(job.targets)
-    copies = sum(x.in_features * x.count for x in layers) * (mask + 2)
-    narrow = sum(x.count for x in layers) * job.rank * 2
-    return (copies + narrow) // shapes.layers
+    wide = sum(x.in_features * x.count for x in layers) // shapes.layers
+    narrow = sum(x.count for x in layers) * job.rank * 2 // shapes.layers
+    if lean(job):
+        return narrow + min(inputs(shapes), 2 * wide) + (wide if job.dropout else 0)
+    return narrow + wide * (2 + dropout_mask(job))
+
+
+def lean(job: Job) -> bool:
+    """modeling.add_adapters"""
+    return job.method != "full" and not job.sharded
+
+
+def dropout_mask(job: Job) -> int:
+    """Bytes an element in each of peft's adapters, beside a dropped copy of its input. Without
+    CUDA the mask is as wide as what is dropped: fp32, like the adapter, but under ZeRO."""
+    if not job.dropout:
+        return 0
+    return (2 if job.zero else 4) if job.cpu else 1
 
 
 def working(shapes: Shapes, job: Job) -> int:
