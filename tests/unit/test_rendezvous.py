@@ -45,10 +45,9 @@ def test_gpus_are_the_same_on_each_node(slurm):
 
 def test_srun_starts_one_agent_a_node_with_all_its_cpus():
     command = Nodes(3, 16).srun()
-    assert command[1:3] == [str(nodes.TIED), "srun"]
-    assert nodes.TIED.is_file()
+    assert command[:4] == ["env", "-u", "FINETUNE_PARENT", "srun"]
     options = {"--nodes=3", "--ntasks=3", "--ntasks-per-node=1", "--cpus-per-task=16"}
-    assert set(command[3:]) == options | {"--kill-on-bad-exit=1"}
+    assert set(command[4:]) == options | {"--kill-on-bad-exit=1"}
 
 
 def port_of(options):

@@ -51,7 +51,11 @@ onstart:
                 os.getcwd(),
                 settings.status_command,
                 settings.init_seconds_before_status_checks,
-                [(job.rule.name, job.resources) for job in jobs if not job.is_local],
+                [
+                    (job.rule.name, job.resources)
+                    for job in jobs
+                    if not job.is_local
+                ],
             )
         else:
             for job in jobs:

@@ -11,13 +11,11 @@ import argparse
 import os
 import shutil
 import socket
-import sys
-from pathlib import Path
 
 from finetune.cli import UserError
 from finetune.leases import given_by_slurm
+from finetune.processes import PARENT
 
-TIED = Path(__file__).resolve().parents[1] / "tied.py"
 HEAD = "SLURM_LAUNCH_NODE_IPADDR"
 """Environment variable of an srun task: the address of the node that srun runs on."""
 
@@ -45,14 +43,17 @@ class Nodes:
         self.count, self.threads = count, threads
 
     def srun(self) -> list[str]:
-        """Starts an agent on each node; when one fails, or the launcher ends, ends them all.
-        Empty for one node."""
+        """Starts an agent on each node, and ends all when one fails. Empty for one node.
+
+        An agent fails when the launcher is gone: torchrun looks at the store ten times a second.
+        """
         if self.count == 1:
             return []
-        # without --cpus-per-task a step gets one CPU a node
         return [
-            *(sys.executable, str(TIED), "srun", f"--nodes={self.count}", f"--ntasks={self.count}"),
-            *("--ntasks-per-node=1", f"--cpus-per-task={self.threads}", "--kill-on-bad-exit=1"),
+            *("env", "-u", PARENT),  # an agent's parent there is SLURM's
+            *("srun", f"--nodes={self.count}", f"--ntasks={self.count}", "--ntasks-per-node=1"),
+            # without --cpus-per-task a step gets one CPU a node
+            *(f"--cpus-per-task={self.threads}", "--kill-on-bad-exit=1"),
         ]
 
     def meeting(self) -> list[str]:
