@@ -18,7 +18,8 @@ run: $(READY)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 pytest tests/unit -n 2
-	pytest tests/workflow tests/end_to_end tests/gpu
+	OMP_NUM_THREADS=1 pytest tests/workflow -n 2 --dist loadfile
+	pytest tests/end_to_end tests/gpu
 
 test-slow: $(READY)
 	pytest tests -m slow -s
