@@ -82,9 +82,12 @@ class Shapes:
 
 
 def shapes_of(model: PreTrainedModel) -> Shapes:
-    """Count a model. On the meta device this takes no memory."""
+    """Count a model. On the meta device this takes no memory. Raises ValueError for one without
+    attention, as Mamba is: its layers keep what no formula here counts."""
     config = model.config.get_text_config()
-    hidden, heads = config.hidden_size, config.num_attention_heads
+    hidden, heads = config.hidden_size, getattr(config, "num_attention_heads", None)
+    if not isinstance(heads, int):
+        raise ValueError(f"{type(model).__name__} does not say how many attention heads it has")
     experts = [p for p in model.parameters() if p.ndim == 3]
     width = expert_width(config) if experts else intermediate_size(config, hidden)
     linear = linear_layers(model)
