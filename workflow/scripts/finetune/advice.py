@@ -75,7 +75,10 @@ def refusal(request: Request, job: Job) -> str:
 def correction(request: Request, job: Job) -> str:
     """What earlier runs have to do with it."""
     ratio = request.history.ratio(job, "process")
-    said = f"From shapes alone it would be {request.predicts(job) / GB:.1f} GB; {ratio}. "
+    said = (
+        f"From shapes alone it would be {request.predicts(job) / GB:.1f} GB; {ratio} "
+        "(results/calibration.jsonl). "
+    )
     return said if ratio else ""
 
 

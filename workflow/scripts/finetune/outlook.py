@@ -69,7 +69,7 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
     elif request.predicts(job) > request.room(job).available:
         say(
             f"plan_run: WARNING: {correction(request, job)}That would be refused, and is started "
-            "because of those runs; without results/calibration.jsonl it is not."
+            "because of those runs."
         )
     return job
 
