@@ -509,10 +509,13 @@ def test_what_is_asked_wrongly_without_a_run(asked, said, tmp_path, monkeypatch)
 
 
 def test_rows_are_no_longer_than_the_context_unless_asked(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
     monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", str(tmp_path)])
     plan_run.main()
-    assert "rows of 512 tokens" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "rows of 512 tokens" in said
+    assert " GB (for GPUs: --gpu-memory or --gpu-model)\n" in said
 
 
 @pytest.mark.parametrize(

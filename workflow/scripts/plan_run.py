@@ -98,11 +98,10 @@ def show_outlook(args: argparse.Namespace) -> None:
     length = args.length or min(dataset.max_length, shapes.context or dataset.max_length)
     check_context(shapes.context, length)
     entries = outlook(shapes, settings, {"train": {"longest": length}, "labels": None}, device)
-    print(
-        f"{args.model}, rows of {length} tokens, all supervised; {device.name}, "
-        f"{device.available / GB:.1f} GB",
-        file=cli.terminal,
-    )
+    where = f"{device.name}, {device.available / GB:.1f} GB"
+    if device.cpu:
+        where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"
+    print(f"{args.model}, rows of {length} tokens, all supervised; {where}", file=cli.terminal)
     print(table(entries), file=cli.terminal)
 
 

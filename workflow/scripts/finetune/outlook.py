@@ -46,9 +46,9 @@ def request_of(
     settings: dict, shapes: Shapes, device: Device, earlier: Sequence[Finished] = ()
 ) -> Request:
     batch = settings["batch"]
-    again = settings["gradient_checkpointing"]
+    recompute = settings["gradient_checkpointing"]
     history = history_of(settings, device, earlier)
-    return Request(shapes, device, batch["global"], batch["micro"], again, history)
+    return Request(shapes, device, batch["global"], batch["micro"], recompute, history)
 
 
 def history_of(settings: dict, device: Device, earlier: Sequence[Finished]) -> History:
