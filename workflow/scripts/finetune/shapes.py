@@ -20,8 +20,7 @@ PERSISTENT = 10
 deepspeed.py fills in stage3_param_persistence_threshold so)."""
 
 WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "hidden_dim")
-"""Keys by which configs call the width of an MLP."""
-EXPERT_WIDTHS = ("moe_intermediate_size", *WIDTHS)
+"""What configs call the width of an MLP; that of an expert may be `moe_intermediate_size`."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,8 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
     if heads is None:
         raise ValueError(f"{type(model).__name__} does not say how many attention heads it has")
     experts = expert_tensors(model)
-    width = widest(config, *(EXPERT_WIDTHS if experts else WIDTHS)) or 4 * hidden
+    widths = ("moe_intermediate_size", *WIDTHS) if experts else WIDTHS
+    width = widest(config, *widths) or 4 * hidden
     linear = linear_layers(model)
     activation = getattr(config, "hidden_act", None) or getattr(config, "activation_function", "")
     return Shapes(
@@ -111,7 +111,8 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         kv_heads=widest(config, "num_key_value_heads") or heads,
         head_dim=widest(config, "head_dim") or hidden // heads,
         intermediate=width,
-        gated=bool(experts) or has_gate(linear, width),
+        gated=bool(experts)
+        or any("gate" in x.name and x.out_features % width == 0 for x in linear),
         gelu=4 if activation in ("gelu_new", "gelu_fast") else 1,
         normed=normed(model, hidden, heads) // config.num_hidden_layers,
         rms=any("RMS" in type(module).__name__ for module in model.modules()),
@@ -141,10 +142,6 @@ def expert_tensors(model: PreTrainedModel) -> list[Parameter]:
 
     modules = (m for m in model.modules() if not isinstance(m, Conv1d))
     return [p for m in modules for p in m.parameters(recurse=False) if p.ndim == 3]
-
-
-def has_gate(linear: list[Layer], width: int) -> bool:
-    return any("gate" in x.name and x.out_features % width == 0 for x in linear)
 
 
 def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
