@@ -184,6 +184,8 @@ def test_a_run_made_twice_counts_once_as_it_was_last(tmp_path):
         json.dumps(LINE | {"tokens_per_second": 0}),
         json.dumps(LINE | {"predicted": {"process": -1}}),
         json.dumps(LINE | {"training_seconds": "NaN"}),
+        json.dumps(LINE | {"other_seconds": float("inf")}),
+        json.dumps(LINE | {"tokens_per_second": float("inf")}),
     ],
 )
 def test_damaged_lines_are_counted_and_cost_no_other(tmp_path, damage):

@@ -24,6 +24,7 @@ LLAMA = llama("LLaMA 7B")
 ADAPTER = 159_907_840
 """What peft prints for QLoRA's LLaMA 7B, r 64."""
 LAUNCHES = ("ddp", "zero1", "zero2", "zero3", "zero3-offload")
+ZERO3 = LAUNCHES[3:]
 
 
 def parts(method: str, launch: str = "ddp", world: int = 1, **more) -> dict[str, int]:
@@ -214,6 +215,13 @@ def test_host_memory_on_two_gpus(method, launch, train, merge) -> None:
 def test_cpu_processes_take_host_memory() -> None:
     run = job("full", "ddp", 2, cpu=True, attention="eager")
     assert host_memory(LLAMA, run)["train"] == 2 * predicted(training_memory(LLAMA, run))
+
+
+def test_cpu_processes_offload_nothing() -> None:
+    """What would be offloaded stays in the memory that they share."""
+    kept, offloaded = (job("full", x, 2, cpu=True, attention="eager") for x in ZERO3)
+    assert training_memory(LLAMA, offloaded) == training_memory(LLAMA, kept)
+    assert host_memory(LLAMA, offloaded) == host_memory(LLAMA, kept)
 
 
 def test_offload_is_shared_among_nodes() -> None:

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from test_shapes import CONFIGS
-from transformers import LlamaConfig
+from transformers import BertConfig, LlamaConfig, MambaConfig, T5Config
 
 import plan_run
+from finetune import architecture
 from finetune.advice import Request, others
 from finetune.cli import UserError
 from finetune.config import Dataset, Model, Run, complete_run, merge
@@ -343,11 +344,11 @@ def test_attention_on_a_cpu_is_by_length(longest, attention) -> None:
 
 @pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])
 def test_rows_within_the_context(context, longest) -> None:
-    plan_run.check_context({"context": context}, longest)
+    plan_run.check_context(context, longest)
 
 
 def test_row_longer_than_the_context() -> None:
-    assert refused(plan_run.check_context, {"context": 2048}, 2049) == (
+    assert refused(plan_run.check_context, 2048, 2049) == (
         "the longest row has 2049 tokens, but the model's context is 2048; set max_length under "
         "the dataset to at most that."
     )
@@ -507,6 +508,62 @@ def test_what_would_fit_without_a_run(tmp_path: Path) -> None:
     assert header.split()[:3] == ["method", "launch", "gpus"]
     assert this.split()[:4] == ["->", "full", "zero3", "4"]
     assert len(others) == 35
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--gpus", "0"], "gpus: should be greater than or equal to 1 (found 0)"),
+        (["--gpu-memory", "0"], "gpu_memory_gb: should be greater than 0 (found 0.0)"),
+        (["--length", "0"], "max_length: should be greater than or equal to 2 (found 0)"),
+        (["--gpus", "3"], "batch.global 16 is not a multiple of batch.micro 1 x 3 GPUs = 3."),
+        (["--gpu-memory", "9", "--gpu-model", "l4"], "set `gpu_memory_gb` or `gpu_model`, not"),
+        (["--length", "513"], "the longest row has 513 tokens, but the model's context is 512"),
+    ],
+)
+def test_what_is_asked_wrongly_without_a_run(asked, said, tmp_path, monkeypatch) -> None:
+    LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", str(tmp_path), *asked])
+    assert refused(plan_run.main).startswith(said)
+
+
+def test_rows_are_no_longer_than_the_context_unless_asked(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", str(tmp_path)])
+    plan_run.main()
+    said = capsys.readouterr().out
+    assert "rows of 512 tokens" in said
+    assert " GB (for GPUs: --gpu-memory or --gpu-model)\n" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (BertConfig, "BertModel writes no text"),
+        (MambaConfig, "MambaForCausalLM does not say how many attention heads it has"),
+        (T5Config, "Unrecognized configuration class <class 'transformers.models.t5"),
+    ],
+)
+def test_a_model_that_cannot_be_planned_with(config, said, tmp_path) -> None:
+    small = config(num_hidden_layers=1)
+    small.architectures = ["BertModel"] if config is BertConfig else None
+    small.save_pretrained(tmp_path)
+    text = refused(shapes_in, str(tmp_path), False)
+    assert text.startswith(f"{tmp_path} cannot be planned with: {said}")
+    assert len(text) < 400
+
+
+def test_a_model_of_the_hub_that_cannot_be_planned_with(monkeypatch) -> None:
+    """Its config was found."""
+
+    def no_outline(*_: object) -> None:
+        raise ValueError("no class for it")
+
+    monkeypatch.setattr(architecture, "outline", no_outline)
+    assert refused(shapes_in, "org/name", False) == (
+        "org/name cannot be planned with: no class for it"
+    )
 
 
 def test_a_model_that_is_not_here() -> None:

@@ -8,6 +8,9 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BertConfig,
+    FalconH1Config,
+    Gemma3nTextConfig,
+    Gemma4TextConfig,
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
@@ -53,6 +56,21 @@ def build(kind: str, layers: int, attention: str = "eager", dtype=torch.bfloat16
 def outline(config) -> Shapes:
     with torch.device("meta"):
         return shapes_of(AutoModelForCausalLM.from_config(config))
+
+
+def test_what_differs_by_layer_counts_at_its_widest() -> None:
+    gemma = {"hidden_size": 64, "vocab_size": 100, "vocab_size_per_layer_input": 100}
+    config = Gemma4TextConfig(**gemma, num_hidden_layers=6, head_dim=16, global_head_dim=32)
+    assert outline(config).head_dim == 32
+    layers = {"num_hidden_layers": 5, "num_kv_shared_layers": 0}
+    config = Gemma3nTextConfig(**gemma, **layers, intermediate_size=[256] * 4 + [512])
+    assert outline(config).intermediate == 512
+
+
+def test_convolutions_are_no_experts() -> None:
+    """peft refuses adapters on all linear layers of this one: it must not be asked."""
+    shapes = outline(FalconH1Config(**SIZE, intermediate_size=512, num_hidden_layers=1))
+    assert (shapes.experts, shapes.expert_weights, shapes.expert_adapters) == (0, 0, 0)
 
 
 def test_tied_weights_count_once_and_are_not_quantized() -> None:

@@ -16,12 +16,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from finetune import cli
 from finetune.batch import split_batch
 from finetune.calibration import Finished, read
 from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.config import Dataset, Model, Run, complete_run
+from finetune.config_errors import readable
 from finetune.devices import GB, find_device
 from finetune.files import read_json, write_json
 from finetune.gpu_models import GPU_MODELS
@@ -45,7 +48,7 @@ def main() -> None:
     check_task(args.settings["task"], model, lint)
     check_data(lint, args.settings["checks"], args.lint.with_suffix(".html"))
     check_rows(args.settings["batch"]["global"], lint["train"]["sequences"])
-    check_context(model, max(lint[split]["longest"] for split in SPLITS))
+    check_context(model["context"], max(lint[split]["longest"] for split in SPLITS))
     shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
     plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
     write_json(args.output, plan)
@@ -69,7 +72,7 @@ def parse() -> argparse.Namespace:
     free.add_argument("--gpu-memory", type=float, metavar="GB", help="of one GPU; 1 GB = 1e9 bytes")
     free.add_argument("--gpu-model", choices=GPU_MODELS)
     free.add_argument("--method", default="qlora", choices=["qlora", "lora", "full"])
-    free.add_argument("--length", type=int, default=Dataset.model_fields["max_length"].default)
+    free.add_argument("--length", type=int, help="tokens of a row; 2048, or the model's context")
     free.add_argument("--batch", type=int, default=16, help="rows per optimizer step")
     free.add_argument("--lora-rank", type=int, default=16)
     args = parser.parse_args()
@@ -89,20 +92,31 @@ def earlier_runs(path: Path) -> list[Finished]:
 
 def show_outlook(args: argparse.Namespace) -> None:
     """The table alone, on stdout."""
+    run, dataset = asked(args)
+    settings = plan_settings(run, dataset, Model(source=args.model))
+    shapes, device = shapes_in(args.model, False), find_device(settings)
+    length = args.length or min(dataset.max_length, shapes.context or dataset.max_length)
+    check_context(shapes.context, length)
+    entries = outlook(shapes, settings, {"train": {"longest": length}, "labels": None}, device)
+    where = f"{device.name}, {device.available / GB:.1f} GB"
+    if device.cpu:
+        where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"
+    print(f"{args.model}, rows of {length} tokens, all supervised; {where}", file=cli.terminal)
+    print(table(entries), file=cli.terminal)
+
+
+def asked(args: argparse.Namespace) -> tuple[Run, Dataset]:
+    """As the config has them, by whose rules they are checked."""
     keys = {"method": args.method, "gpus": args.gpus, "batch": {"global": args.batch}}
     keys |= {"gpu_memory_gb": args.gpu_memory, "gpu_model": args.gpu_model}
     keys |= {} if args.method == "full" else {"lora": {"rank": args.lora_rank}}
-    run = Run.model_validate(complete_run({}, {"model": "m", "dataset": "d"} | keys))
-    settings = plan_settings(run, Dataset(source="-"), Model(source=args.model))
-    lint = {"train": {"longest": args.length}, "labels": None}
-    device = find_device(settings)
-    entries = outlook(shapes_in(args.model, False), settings, lint, device)
-    print(
-        f"{args.model}, rows of {args.length} tokens, all supervised; {device.name}, "
-        f"{device.available / GB:.1f} GB",
-        file=cli.terminal,
-    )
-    print(table(entries), file=cli.terminal)
+    length = {} if args.length is None else {"max_length": args.length}
+    try:
+        run = Run.model_validate(complete_run({}, {"model": "m", "dataset": "d"} | keys))
+        return run, Dataset(source="-", **length)
+    except ValidationError as error:
+        faults = (f"{'.'.join(key)}: {text}" for key, text in readable(error, keys))
+        raise UserError("; ".join(fault.removeprefix(": ") for fault in faults)) from error
 
 
 def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Finished] = ()) -> dict:
@@ -202,11 +216,11 @@ def check_adapters(lora: dict | None, shapes: Shapes) -> None:
         )
 
 
-def check_context(model: dict, longest: int) -> None:
-    if model["context"] is not None and longest > model["context"]:
+def check_context(context: int | None, longest: int) -> None:
+    if context is not None and longest > context:
         raise UserError(
-            f"the longest row has {longest} tokens, but the model's context is "
-            f"{model['context']}; set max_length under the dataset to at most that."
+            f"the longest row has {longest} tokens, but the model's context is {context}; set "
+            "max_length under the dataset to at most that."
         )
 
 

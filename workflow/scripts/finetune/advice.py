@@ -29,12 +29,12 @@ class Request:
     device: Device
     global_batch: int
     micro: int | Auto = "auto"
-    again: bool | Auto = "auto"
+    recompute: bool | Auto = "auto"
     history: History = field(default_factory=History)
 
     def best(self, job: Job) -> Job:
         room = self.room(job).available
-        return fitted(job, self.needs, room, self.global_batch, self.micro, self.again)
+        return fitted(job, self.needs, room, self.global_batch, self.micro, self.recompute)
 
     def needs(self, job: Job) -> int:
         """Bytes of one process: predicted, and corrected by earlier runs of its kind."""
@@ -75,7 +75,10 @@ def refusal(request: Request, job: Job) -> str:
 def correction(request: Request, job: Job) -> str:
     """What earlier runs have to do with it."""
     ratio = request.history.ratio(job, "process")
-    said = f"From shapes alone it would be {request.predicts(job) / GB:.1f} GB; {ratio}. "
+    said = (
+        f"From shapes alone it would be {request.predicts(job) / GB:.1f} GB; {ratio} "
+        "(results/calibration.jsonl). "
+    )
     return said if ratio else ""
 
 

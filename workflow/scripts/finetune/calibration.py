@@ -33,7 +33,7 @@ Of = Literal["process", "node"]
 Bytes = dict[Of, PositiveInt | None]
 
 
-class Finished(BaseModel):
+class Finished(BaseModel, allow_inf_nan=False):
     """A line of the file."""
 
     run: str

@@ -24,7 +24,7 @@ def fitted(
     available: float,
     size: int,
     micro: int | Auto,
-    again: bool | Auto,
+    recompute: bool | Auto,
 ) -> Job:
     """`job` with the micro-batch and checkpointing that suit a global batch of `size` rows; with
     the smallest choice if none fits. `needs` and `available` are bytes of one process.
@@ -33,13 +33,13 @@ def fitted(
     arXiv 1604.06174). A smaller micro-batch costs a GPU little, since few thousand tokens keep it
     busy. So what fits without recomputing comes first, down to one row.
     """
-    choices = list(candidates(job, size, micro, again))
+    choices = list(candidates(job, size, micro, recompute))
     return next((c for c in choices if needs(c) <= MARGIN * available), choices[-1])
 
 
-def candidates(job: Job, size: int, micro: int | Auto, again: bool | Auto) -> Iterator[Job]:
+def candidates(job: Job, size: int, micro: int | Auto, recompute: bool | Auto) -> Iterator[Job]:
     """From the fastest to the smallest. Each divides the global batch."""
-    for checkpointing in [False, True] if again == "auto" else [again]:
+    for checkpointing in [False, True] if recompute == "auto" else [recompute]:
         for rows in micro_batches(job, size) if micro == "auto" else [micro]:
             yield replace(job, micro=rows, checkpointing=checkpointing)
 

@@ -70,7 +70,8 @@ class Job:
 
     @property
     def offload(self) -> bool:
-        return self.launch.endswith("offload")
+        """CPU processes have nowhere to put it: it stays in the memory that they share."""
+        return self.launch.endswith("offload") and not self.cpu
 
 
 def training_memory(shapes: Shapes, job: Job) -> dict[str, int]:

@@ -38,7 +38,7 @@ def around(request: Request, run: Job) -> Iterator[Job]:
 
 def free(request: Request) -> Request:
     """Others choose their micro-batch anew: what the user set was for this run."""
-    return replace(request, micro="auto", again="auto")
+    return replace(request, micro="auto", recompute="auto")
 
 
 def entry(request: Request, job: Job, this: bool) -> dict:

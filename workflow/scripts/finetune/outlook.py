@@ -48,9 +48,9 @@ def request_of(
     settings: dict, shapes: Shapes, device: Device, earlier: Sequence[Finished] = ()
 ) -> Request:
     batch = settings["batch"]
-    again = settings["gradient_checkpointing"]
+    recompute = settings["gradient_checkpointing"]
     history = history_of(settings, device, earlier)
-    return Request(shapes, device, batch["global"], batch["micro"], again, history)
+    return Request(shapes, device, batch["global"], batch["micro"], recompute, history)
 
 
 def history_of(settings: dict, device: Device, earlier: Sequence[Finished]) -> History:
@@ -71,7 +71,7 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
     elif request.predicts(job) > request.room(job).available:
         say(
             f"plan_run: WARNING: {correction(request, job)}That would be refused, and is started "
-            "because of those runs; without results/calibration.jsonl it is not."
+            "because of those runs."
         )
     return job
 
@@ -100,13 +100,17 @@ def shapes_in(
     source: str | Path, trust_remote_code: bool, labels: list[str] | None = None
 ) -> Shapes:
     """Shapes of a folder, a config.json or a hub id. No weight is read or fetched."""
-    from finetune.architecture import outline
+    from finetune import architecture
 
     try:
-        return shapes_of(outline(source, trust_remote_code, labels))
+        model = architecture.outline(source, trust_remote_code, labels)
+        if labels is None and not architecture.is_causal(model.config):
+            raise ValueError(f"{type(model).__name__} writes no text")
+        return shapes_of(model)
     except (OSError, ValueError) as error:
-        if Path(source).exists():
-            raise UserError(f"{source} cannot be planned with: {error}") from error
+        if isinstance(error, ValueError) or Path(source).exists():
+            why = str(error).splitlines()[0]  # then all the classes that transformers has
+            raise UserError(f"{source} cannot be planned with: {why}") from error
         away = "HF_HUB_OFFLINE is set" if offline() else "the hub did not give its config.json"
         raise UserError(
             f"{source}: no such folder or file here, and {away}. Give a folder, a config.json, or "

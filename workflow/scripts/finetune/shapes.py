@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from torch.nn import Parameter
+    from transformers import PretrainedConfig, PreTrainedModel
 
 PERSISTENT = 10
 """Times hidden size: ZeRO-3 does not partition smaller tensors (transformers integrations/
 deepspeed.py fills in stage3_param_persistence_threshold so)."""
+
+WIDTHS = ("intermediate_size", "ffn_dim", "n_inner", "hidden_dim")
+"""What configs call the width of an MLP; that of an expert may be `moe_intermediate_size`."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,15 @@ class Shapes:
 
 
 def shapes_of(model: PreTrainedModel) -> Shapes:
-    """Count a model. On the meta device this takes no memory."""
+    """Count a model. On the meta device this takes no memory. Raises ValueError for one without
+    attention, as Mamba is: its layers keep what no formula here counts."""
     config = model.config.get_text_config()
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    experts = [p for p in model.parameters() if p.ndim == 3]
-    width = expert_width(config) if experts else intermediate_size(config, hidden)
+    hidden, heads = config.hidden_size, widest(config, "num_attention_heads")
+    if heads is None:
+        raise ValueError(f"{type(model).__name__} does not say how many attention heads it has")
+    experts = expert_tensors(model)
+    widths = ("moe_intermediate_size", *WIDTHS) if experts else WIDTHS
+    width = widest(config, *widths) or 4 * hidden
     linear = linear_layers(model)
     activation = getattr(config, "hidden_act", None) or getattr(config, "activation_function", "")
     return Shapes(
@@ -100,12 +108,13 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         layers=config.num_hidden_layers,
         hidden=hidden,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or hidden // heads,
+        kv_heads=widest(config, "num_key_value_heads") or heads,
+        head_dim=widest(config, "head_dim") or hidden // heads,
         intermediate=width,
-        gated=bool(experts) or has_gate(linear, width),
+        gated=bool(experts)
+        or any("gate" in x.name and x.out_features % width == 0 for x in linear),
         gelu=4 if activation in ("gelu_new", "gelu_fast") else 1,
-        normed=normed(model, config) // config.num_hidden_layers,
+        normed=normed(model, hidden, heads) // config.num_hidden_layers,
         rms=any("RMS" in type(module).__name__ for module in model.modules()),
         experts=(getattr(config, "num_experts_per_tok", None) or 1) if experts else 0,
         expert_weights=sum(p.numel() for p in experts),
@@ -117,13 +126,22 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
     )
 
 
-def intermediate_size(config: Any, hidden: int) -> int:
-    names = ("intermediate_size", "ffn_dim", "n_inner", "hidden_dim")
-    return next((size for n in names if (size := getattr(config, n, None))), 4 * hidden)
+def widest(config: PretrainedConfig, *names: str) -> int | None:
+    """The first of `names` that is set. Layers may differ in it, as those of Gemma 3n and 4 do."""
+    for name in names:
+        found = [getattr(layer, name, None) for layer in config.per_layer_config]
+        lists = [size if isinstance(size, list) else [size or 0] for size in found]
+        if size := max(map(max, lists), default=0):
+            return size
+    return None
 
 
-def has_gate(linear: list[Layer], width: int) -> bool:
-    return any("gate" in x.name and x.out_features % width == 0 for x in linear)
+def expert_tensors(model: PreTrainedModel) -> list[Parameter]:
+    """All experts of a layer in one tensor of three dimensions, which convolutions have too."""
+    from torch.nn import Conv1d
+
+    modules = (m for m in model.modules() if not isinstance(m, Conv1d))
+    return [p for m in modules for p in m.parameters(recurse=False) if p.ndim == 3]
 
 
 def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
@@ -139,18 +157,14 @@ def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
     return trained // 8 - sum((x.in_features + x.out_features) * x.count for x in linear)
 
 
-def expert_width(config: Any) -> int:
-    return getattr(config, "moe_intermediate_size", None) or config.intermediate_size
-
-
-def normed(model: PreTrainedModel, config: Any) -> int:
+def normed(model: PreTrainedModel, hidden: int, heads: int) -> int:
     """Elements a token has in all norms. Those of queries and keys are applied to each head."""
     sizes = [
         module.weight.numel()
         for module in model.modules()
         if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None
     ]
-    return sum(n if n >= config.hidden_size else n * config.num_attention_heads for n in sizes)
+    return sum(n if n >= hidden else n * heads for n in sizes)
 
 
 def linear_layers(model: PreTrainedModel) -> list[Layer]:
