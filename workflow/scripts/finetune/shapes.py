@@ -152,7 +152,8 @@ def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(r=8, lora_dropout=0.0, target_modules="all-linear")
-    adapted = get_peft_model(copy.deepcopy(model), lora)
+    # else what is new is made in memory
+    adapted = get_peft_model(copy.deepcopy(model), lora, low_cpu_mem_usage=True)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     return trained // 8 - sum((x.in_features + x.out_features) * x.count for x in linear)
 
