@@ -75,16 +75,18 @@ def main() -> None:
 def prepare(folder: Path, args: argparse.Namespace) -> None:
     """The default config's model and data; plans of the runs."""
     folder.mkdir(exist_ok=True)
-    config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
-    shared = {"steps": args.steps, "gpus": args.processes, "log_every": 1}
-    shared["validate_every"] = args.steps + 1
-    config["defaults"] |= shared
-    config["runs"] = RUNS
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(config_of(args.steps, args.processes)))
     targets = [f"results/runs/{run}/plan.json" for run in RUNS]
     command = ["snakemake", "--snakefile", ROOT / "Snakefile", "--configfile", "config.yaml"]
     command += ["--cores", "all", "--quiet", "--", *targets]
     subprocess.run(command, cwd=folder, check=True)
+
+
+def config_of(steps: int, processes: int) -> dict:
+    config = yaml.safe_load((ROOT / "config/config.yaml").read_text())
+    config["defaults"] |= {"steps": steps, "gpus": processes, "log_every": 1}
+    config["defaults"]["validate_every"] = steps + 1
+    return config | {"runs": RUNS}
 
 
 def operations(folder: Path, run: str) -> float:
@@ -109,27 +111,32 @@ def places(folder: Path, run: str) -> dict[str, Path]:
 
 def ours(folder: Path, run: str, processes: int) -> dict:
     """Through launch.py, with one thread a process."""
+    output = folder / "ours" / run
+    shutil.rmtree(output, ignore_errors=True)
+    output.mkdir(parents=True)
+    command = [sys.executable, "-c", LAUNCH.format(ranks=str(RANKS))]
+    command += launch_options(folder, run, processes, output)
+    return timed(command, output, batches(folder, run)[1:])
+
+
+def launch_options(folder: Path, run: str, processes: int, output: Path) -> list[str]:
     from finetune.config_errors import load_config
     from finetune.stages import train_settings
 
     path = folder / "config.yaml"
     config = load_config(yaml.safe_load(path.read_text()), [path])
     settings = train_settings(config.runs[run], config.models["smollm2"])
-    output = folder / "ours" / run
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
     options = places(folder, run) | {
+        "settings": json.dumps(settings),
+        "gpus": processes,
+        "threads": processes,
         "output": output / "trained",
         "metrics": output / "metrics.jsonl",
         "record": output / "train.json",
         "config": output / "train.yaml",
+        "calibration": output / "calibration.jsonl",
     }
-    command = [sys.executable, "-c", LAUNCH.format(ranks=str(RANKS))]
-    command += ["--settings", json.dumps(settings), "--gpus", str(processes)]
-    command += ["--threads", str(processes)]
-    for name, value in options.items():
-        command += [f"--{name}", str(value)]
-    return timed(command, output, batches(folder, run)[1:])
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 def theirs(folder: Path, run: str, args: argparse.Namespace) -> dict:

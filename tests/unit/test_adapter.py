@@ -3,6 +3,7 @@
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
 
 from finetune.adapter import LEAN, AddAdapter, dropped, keep_mask, lean
 
@@ -81,6 +82,33 @@ def test_dropout_drops_its_share_and_keeps_the_expectation(share):
     kept = keep_mask(torch.empty(1000, 77), share).float()
     assert kept.mean() == pytest.approx(1 - round(share * 256) / 256, abs=0.005)
     assert kept.std(dim=0).max() < kept.std() * 1.2  # no column is kept or dropped alone
+
+
+@pytest.mark.parametrize(("asked", "dropped"), [(0.0, 0), (0.001, 1), (0.05, 13), (0.999, 255)])
+def test_some_is_dropped_where_it_was_asked_for_and_never_all(asked, dropped):
+    [layer, _] = lean_layers(leaned(asked))
+    assert layer.share() == dropped / 256
+    assert layer(torch.ones(9, 6)).isfinite().all()
+
+
+def leaned(dropout):
+    model = adapted(dropout)
+    lean(model)
+    return model
+
+
+def test_checkpointed_layers_draw_their_masks_again():
+    found = []
+    for again in (False, True):
+        torch.manual_seed(4)
+        model, x = leaned(0.5), torch.randn(3, 6)
+        torch.manual_seed(5)
+        out = checkpoint(model, x, use_reentrant=False) if again else model(x)
+        torch.rand(7)  # the generator goes on
+        out.square().sum().backward()
+        found.append([p.grad for p in model.parameters() if p.requires_grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_the_same_seed_draws_the_same_mask():

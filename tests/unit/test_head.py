@@ -19,6 +19,18 @@ FAMILIES = {
     "phi": {},  # its head has a bias
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4},
     "gpt_neox": {},
+    "opt": {
+        "word_embed_proj_dim": 32,
+        "ffn_dim": 48,
+        "dropout": 0.0,
+    },  # calls the decoder of its decoder
+    "falcon_h1": {  # asks its decoder for a multiplier of the head
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 8,
+        "lm_head_multiplier": 0.3,
+    },
 }
 
 
@@ -68,10 +80,11 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(monkeypatch, family,
         torch.testing.assert_close(ours[name], gradient, msg=name)
 
 
-def test_the_decoder_runs_once_and_only_its_own_layers_are_left_behind(monkeypatch):
-    model = made("llama")
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_the_decoder_runs_once_and_only_its_own_layers_are_left_behind(monkeypatch, family):
+    model = made(family)
     names, calls = [n for n, _ in model.named_parameters()], []
-    model.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    model.get_decoder().layers[0].register_forward_hook(lambda *_: calls.append(1))
     monkeypatch.setattr(head, "PIECE", 1)
     head.lose_in_pieces(model)
     losses(model)
@@ -79,7 +92,15 @@ def test_the_decoder_runs_once_and_only_its_own_layers_are_left_behind(monkeypat
     assert [n for n, _ in model.named_parameters()] == names
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_nothing_that_comes_out_holds_logits_of_one_piece(monkeypatch):
+    model = made("llama")
+    monkeypatch.setattr(head, "PIECE", 1)
+    head.lose_in_pieces(model)
+    outputs = model(**batch(), labels=batch()["input_ids"])
+    assert outputs.logits is outputs["logits"] is None  # accelerate makes all items fp32
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "falcon_h1"])
 def test_validation_scores_are_the_same(monkeypatch, family):
     model = made(family).eval()
     with torch.no_grad():

@@ -40,11 +40,10 @@ except ConfigError as error:
 
 # Before the first job: an executor's settings are known only now.
 onstart:
-    for job in workflow.dag.needrun_jobs():
+    settings, jobs = workflow.executor_settings, list(workflow.dag.needrun_jobs())
+    for job in jobs:
         if job.rule.name == "train":
             keep_trained(job, workflow.dag.reason(job))
-    settings = workflow.executor_settings
-    jobs = list(workflow.dag.needrun_jobs())
     try:
         if type(settings).__module__ == "snakemake_executor_plugin_slurm":
             cluster.check_cluster(

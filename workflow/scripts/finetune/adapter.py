@@ -41,12 +41,15 @@ class LeanForward:
         if not self.training or self.disable_adapters or self.merged or args or kwargs:
             return super().forward(x, *args, **kwargs)
         [name] = self.active_adapters
-        out, drop = self.base_layer(x), self.lora_dropout[name]
-        share = drop.p if isinstance(drop, torch.nn.Dropout) else 0
-        share = round(share * LEVELS) / LEVELS
+        out, share = self.base_layer(x), self.share()
         mask = keep_mask(x, share) if share else None
         matrices = self.lora_A[name].weight, self.lora_B[name].weight
         return AddAdapter.apply(out, x, *matrices, mask, self.scaling[name] / (1 - share))
+
+    def share(self) -> float:
+        """That dropout drops: some where some was asked for, and never all."""
+        asked = getattr(self.lora_dropout[self.active_adapters[0]], "p", 0.0)  # or Identity
+        return min(max(1, round(asked * LEVELS)), LEVELS - 1) / LEVELS if asked else 0.0
 
 
 class LeanLinear(LeanForward, lora.Linear):

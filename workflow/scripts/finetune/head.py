@@ -37,20 +37,33 @@ class Held(torch.nn.Module):
             self.said = self.decoder(*args, **kwargs)
         return self.said
 
+    def __getattr__(self, name: str) -> Any:
+        """Falcon-H1 keeps its head's multiplier in the decoder."""
+        own = self._modules
+        return own[name] if name in own else getattr(own["decoder"], name)
+
+
+def parent_of_decoder(model: PreTrainedModel) -> tuple[torch.nn.Module, str]:
+    """Whose child the decoder is that `model` calls, and by which name."""
+    base = model._modules.get(model.base_model_prefix)
+    if base is not None and "decoder" in base._modules:  # OPT, and BART without its encoder
+        return base, "decoder"
+    return model, model.base_model_prefix
+
 
 @contextmanager
 def held(model: PreTrainedModel, said: Any = None) -> Iterator[Held | None]:
     """Within, the decoder of `model` is a Held one."""
-    name = model.base_model_prefix
-    decoder = model._modules.get(name)
+    parent, name = parent_of_decoder(model)
+    decoder = parent._modules.get(name)
     if decoder is None:  # pieces() makes one of its batches
         yield None
         return
-    model._modules[name] = holder = Held(decoder, said)
+    parent._modules[name] = holder = Held(decoder, said)
     try:
         yield holder
     finally:
-        model._modules[name] = decoder
+        parent._modules[name] = decoder
 
 
 def pieces(model: PreTrainedModel, batch: Mapping) -> list[dict[str, torch.Tensor]]:
@@ -87,7 +100,7 @@ def lose_in_pieces(model: PreTrainedModel) -> None:
             outputs = whole(*args, **inputs | parts[0])
         for part in parts[1:]:
             outputs.loss = outputs.loss + checkpoint(loss, part, holder.said, use_reentrant=False)
-        outputs.logits = None  # of the first piece alone
+        outputs["logits"] = None  # of the first piece alone; the attribute leaves the item
         return outputs
 
     model.forward = forward

@@ -29,7 +29,7 @@ class LengthGroups(Sampler[int], TrainerCallback):
     dealt from the other end. Else the first rank would get the longest of each round, and all
     others would wait for it at the end of the step.
 
-    The order depends on seed and epoch alone. The epoch is told by the loader, and by the
+    The rows of a step depend on seed and epoch alone. The epoch is told by the loader, and by the
     Trainer's callback: after a resume accelerate's loader no longer reaches its sampler.
     """
 
