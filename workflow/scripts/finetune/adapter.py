@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from peft.tuners import lora
 from peft.tuners.lora.layer import LoraLayer
+from torch.autograd.function import once_differentiable
 
 LEVELS = 256
 """In which one byte tells shares of dropout apart."""
@@ -103,6 +104,7 @@ class AddAdapter(torch.autograd.Function):
         return torch.addmm(*flat, b.T, alpha=scale).view(out.shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         x, a, b, inner, mask = ctx.saved_tensors
         rows = grad.flatten(0, -2)
