@@ -1,7 +1,7 @@
 # make run        the default job, from an empty machine to results/report/
 # make test       every test but the slow ones (those that need a GPU skip themselves without one)
 # make test-slow  ten runs that are stopped, killed and starved of memory at random
-# make test-slurm  the chain and its failures on a real SLURM of one node, on this machine; as root
+# make test-slurm the chain, its failures and two nodes on a real SLURM on this machine; as root
 # make lint       what CI checks before the tests
 
 VENV := .venv

@@ -79,7 +79,6 @@ def squeue(*options: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("run", ["tiny-qlora", "tiny-full"])
 def test_two_nodes_train_stop_and_go_on(
     two_nodes, finished: Path, tmp_path: Path, run: str
