@@ -1,6 +1,7 @@
 """What is asked of SLURM before the first job; the answers are those of real commands."""
 
 import pytest
+from snakemake.common.tbdstring import TBDString
 
 from finetune import cluster
 from finetune.cli import UserError
@@ -34,7 +35,7 @@ def test_time_limits(text, minutes):
     assert cluster.minutes_of(text) == minutes
 
 
-@pytest.mark.parametrize("minutes", [60, 1440, None])
+@pytest.mark.parametrize("minutes", [60, 1440, None, TBDString()])
 def test_what_a_partition_allows_is_let_through(answers, minutes, capsys):
     answers(scontrol=PARTITIONS)
     cluster.check_partitions({("merge", "cpu", minutes)})

@@ -81,7 +81,8 @@ def check_accounting(status_command: str, first_poll: int) -> None:
 
 
 def check_partitions(asked: set[tuple[str, str, int | None]]) -> None:
-    """Each is (rule, partition, minutes). A job over its partition's limit may pend for ever."""
+    """Each is (rule, partition, minutes). A job over its partition's limit may pend for ever.
+    Minutes that a plan has still to tell are no number yet."""
     known = partitions()
     for rule, name, minutes in sorted(asked, key=str):
         if name not in known:
@@ -90,7 +91,7 @@ def check_partitions(asked: set[tuple[str, str, int | None]]) -> None:
                 f"{', '.join(known)}. Set `slurm_partition` in the profile"
             )
         limit = minutes_of(known[name]["MaxTime"])
-        if limit is not None and minutes is not None and minutes > limit:
+        if limit is not None and isinstance(minutes, int) and minutes > limit:
             raise UserError(
                 f"rule {rule} asks for a runtime of {minutes} minutes, and the partition {name} "
                 f"allows {limit}: the job would wait for ever. Set `runtime: {limit}` for {rule} "
