@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from conftest import Work, slurm
 from project import ROOT
 
+ROUNDED = 0.005 * 1024
+"""Megabytes: scontrol gives gigabytes with two digits."""
 PLANNED = ROOT / "tests" / "workflow" / "planned_jobs.py"
 
 
@@ -36,6 +40,12 @@ def submitted(work: Work) -> dict[str, dict[str, str]]:
     return found
 
 
+def megabytes(tres: str) -> float:
+    """Memory in what scontrol says, `cpu=4,mem=62.50G,node=1`."""
+    number, unit = re.search(r"mem=([\d.]+)([MG])", tres).groups()
+    return float(number) * {"M": 1, "G": 1024}[unit]
+
+
 def test_every_job_got_what_its_rule_declares(chain: Work) -> None:
     asked, got = declared(chain), submitted(chain)
     local = {"rule_all", "rule_fetch_model_wildcards_tiny", "rule_prepare_data_wildcards_lights"}
@@ -45,7 +55,7 @@ def test_every_job_got_what_its_rule_declares(chain: Work) -> None:
         resources, gpus = asked[name]["resources"], asked[name]["resources"].get("gpu", 0)
         minutes = resources["runtime"]
         assert job["NumCPUs"] == str(asked[name]["threads"]), name
-        assert f"mem={resources['mem_mb']}M," in job["TRES"], name
+        assert megabytes(job["TRES"]) == pytest.approx(resources["mem_mb"], abs=ROUNDED), name
         assert job["TimeLimit"] == f"{minutes // 1440}-" * (minutes >= 1440) + (
             f"{minutes % 1440 // 60:02}:{minutes % 60:02}:00"
         )
