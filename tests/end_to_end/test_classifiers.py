@@ -66,14 +66,16 @@ def train(bases: Path, kind: str, run: Run, folder: Path) -> Path:
     """plan_run and train. Returns the folder of the run."""
     model, tokens = bases / "models" / kind, bases / "tokens" / kind
     plan = {"model": model / "model.json", "lint": tokens / "lint.json"}
-    dataset = Dataset(source="rows.jsonl")
-    script("plan_run", plan_settings(run, dataset), **plan, output=folder / "plan.json")
+    plan |= {"pretrained": model / "pretrained", "output": folder / "plan.json"}
+    known = {"calibration": folder / "calibration.jsonl"}
+    settings = plan_settings(run, Dataset(source="rows.jsonl"), Model(source="m"))
+    script("plan_run", settings, **plan, **known)
     settings = train_settings_of(run, Model(source="m"))
     files = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
     paths = {option: folder / name for option, name in files.items()}
     paths |= {"plan": folder / "plan.json", "config": folder / "train.yaml"}
     paths |= {"model": model / "pretrained", "tokens": tokens}
-    script("launch", settings, gpus=run.gpus, threads=2, **paths)
+    script("launch", settings, gpus=run.gpus, threads=2, **paths, **known)
     return folder
 
 
