@@ -71,7 +71,7 @@ def train(args: argparse.Namespace, place: Place) -> None:
         trainer.add_callback(RestoreCounters(trainer, args.resume))
     trainer.train(resume_from_checkpoint=args.resume and str(args.resume))
     if stopper.stopped:
-        leave_stopped(trainer, args.state, stopper.deadline.near())
+        leave_stopped(trainer, args.state, bool(stopper.late))
     watchdog.beat()
     save(trainer, args.output)
     peaks = gather_object([peak_memory()])
