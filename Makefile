@@ -1,7 +1,7 @@
 # make run        the default job, from an empty machine to results/report/
 # make test       every test but the slow ones (those that need a GPU skip themselves without one)
 # make test-slow  ten runs that are stopped, killed and starved of memory at random
-# make test-slurm  the chain and its failures on a real SLURM of one node, on this machine; as root
+# make test-slurm the chain, its failures and two nodes on a real SLURM on this machine; as root
 # make lint       what CI checks before the tests
 
 VENV := .venv
@@ -11,14 +11,15 @@ GPUS ?= $(shell n=$$(nvidia-smi -L 2>/dev/null | grep -c ^GPU); echo $$(( n > 0 
 # Jobs call `python`: it has to be the environment's own.
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: run test test-slow test-slurm lint format schema pins install dag clean
+.PHONY: run test test-slow test-slurm lint format schema pins install memory dag clean
 
 run: $(READY)
 	snakemake --cores all --resources gpu=$(GPUS) --rerun-incomplete --max-checksum-file-size 1GB
 
 test: $(READY)
 	OMP_NUM_THREADS=1 pytest tests/unit -n 2
-	pytest tests/workflow tests/end_to_end tests/gpu
+	OMP_NUM_THREADS=1 pytest tests/workflow -n 2 --dist loadfile
+	pytest tests/end_to_end tests/gpu
 
 test-slow: $(READY)
 	pytest tests -m slow -s
@@ -54,6 +55,10 @@ pins:
 
 clean:
 	rm -rf results logs benchmarks .snakemake
+
+# After a change to the memory formulas: the table in docs/memory.md.
+memory: $(READY)
+	PYTHONPATH=workflow/scripts python tests/truths.py
 
 # The picture in the README. Needs graphviz.
 dag: $(READY)

@@ -13,7 +13,12 @@ import psutil
 import yaml
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "workflow" / "scripts"
-FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
+FILES = {
+    "output": "trained",
+    "metrics": "metrics.jsonl",
+    "record": "train.json",
+    "calibration": "calibration.jsonl",
+}
 STEPS = 10
 """Over one epoch of the small project and into the next."""
 EVERY_STEP = {"checkpoint_minutes": 1e-9}
@@ -73,12 +78,14 @@ class Job:
         self.plan["settings"] |= settings
         return self
 
-    def start(self, gpus: int = 2, fault: str = "", **env: str) -> subprocess.Popen:
+    def start(
+        self, gpus: int = 2, threads: int = 2, fault: str = "", **env: str
+    ) -> subprocess.Popen:
         """`fault` is the body of fault(self, rank, step), called before each training step."""
         (self.folder / "plan.json").write_text(json.dumps(self.plan))
         command = [sys.executable, str(SCRIPTS / "launch.py")]
         command += ["--settings", json.dumps(self.settings)]
-        command += ["--gpus", str(gpus), "--threads", "2"]
+        command += ["--gpus", str(gpus), "--threads", str(threads)]
         command += ["--plan", str(self.folder / "plan.json")]
         command += ["--config", str(self.folder / "train.yaml")]
         command += ["--tokens", str(self.base / "tokens/lights/tiny")]

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from survival import Job
+from survival import FILES, Job
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
-FILES = {"output": "trained", "metrics": "metrics.jsonl", "record": "train.json"}
 
 
 @pytest.fixture(scope="session")

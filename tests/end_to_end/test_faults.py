@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -12,10 +13,11 @@ import pytest
 
 from survival import EVERY_STEP, Job
 
-BF16 = 0.01
+BF16, MB = 0.01, 10**6
 OUT_OF_MEMORY = """
 import torch
 if self.args.per_device_train_batch_size > 1 and (rank, step) == (1, 3):
+    block = torch.ones(75_000_000)  # 300 MB
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 """
 
@@ -43,6 +45,14 @@ def test_out_of_memory_goes_on_with_half_the_micro_batch(
     losses = [[line["loss"] for line in lines] for lines in (expected, found)]
     assert losses[1] == pytest.approx(losses[0], rel=BF16)
     assert record["tokens"] == undisturbed(run).record()["tokens"]
+    # the peak of the attempt that ran out, though the last one needed far less
+    calm = undisturbed(run).record()["peak_memory"]
+    assert record["peak_memory"]["host"] == event["peak_memory"]["host"] > calm["host"] + 150 * MB
+    assert record["memory"]["node"]["measured"] >= calm["host_node"] + 150 * MB
+    [line] = (tmp_path / "calibration.jsonl").read_text().splitlines()
+    kinds = record["memory"].items()
+    assert json.loads(line)["measured"] == {kind: one["measured"] for kind, one in kinds}
+    assert json.loads(line)["micro_batch"] == 2
 
 
 def test_out_of_memory_with_one_row_says_what_helps(finished: Path, tmp_path: Path) -> None:
@@ -104,6 +114,7 @@ def test_no_process_outlives_its_parent(finished: Path, tmp_path: Path, victim: 
     assert job.finish() == 0
     first = "killed" if victim == "launcher" else "failed"
     assert job.events() == ["started", first, "started"]
+    assert job.record()["events"][1]["peak_memory"]["host_node"] > 100 * MB
 
 
 def test_a_second_launch_of_a_run_is_refused_and_harms_nothing(

@@ -47,3 +47,27 @@ def test_batch_split_changes_nothing(launch, ddp) -> None:
 
 def first_norm(folder: Path) -> float:
     return json.loads((folder / "metrics.jsonl").read_text().splitlines()[0])["grad_norm"]
+
+
+SMALL_PIECES = """
+import os
+if "RANK" in os.environ:
+    import sys
+    sys.path.insert(0, {scripts!r})
+    from finetune import head
+    head.PIECE = 1_000
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "zero3"])
+def test_the_loss_in_pieces_is_the_same(
+    launch, ddp, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str
+) -> None:
+    scripts = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
+    (tmp_path / "sitecustomize.py").write_text(SMALL_PIECES.format(scripts=str(scripts)))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code, output, folder = launch(2, 1, launch=strategy)
+    assert code == 0, output[-3000:]
+    assert "sitecustomize" not in output  # it was read without an error
+    assert losses(folder) == pytest.approx(ddp[1], rel=BF16)

@@ -1,5 +1,7 @@
 """What is asked of SLURM before the first job; the answers are those of real commands."""
 
+from math import inf
+
 import pytest
 from snakemake.common.tbdstring import TBDString
 
@@ -29,17 +31,28 @@ def answers(monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "minutes"),
-    [("1-00:00:00", 1440), ("02:30:00", 150), ("7-12:00:59", 10800), ("UNLIMITED", None)],
+    [("1-00:00:00", 1440), ("02:30:00", 150), ("7-12:00:59", 10800), ("UNLIMITED", inf)],
 )
 def test_time_limits(text, minutes):
     assert cluster.minutes_of(text) == minutes
 
 
 @pytest.mark.parametrize("minutes", [60, 1440, None, TBDString()])
-def test_what_a_partition_allows_is_let_through(answers, minutes, capsys):
+@pytest.mark.parametrize("name", ["cpu", None])
+def test_what_a_partition_allows_is_let_through(answers, minutes, name, capsys):
+    """A runtime that a plan will tell is not known yet; without a partition SLURM has its own."""
     answers(scontrol=PARTITIONS)
-    cluster.check_partitions({("merge", "cpu", minutes)})
+    cluster.check_partitions({("merge", name, minutes)})
     assert capsys.readouterr().err == ""
+
+
+def test_of_several_partitions_the_longest_limit_counts(answers):
+    answers(scontrol=PARTITIONS + PARTITIONS.splitlines()[0].replace("cpu", "short"))
+    cluster.check_partitions({("train", "cpu,long", 99999), ("merge", "cpu,short", 1440)})
+    with pytest.raises(UserError, match="the partition cpu,short allows 1440"):
+        cluster.check_partitions({("merge", "cpu,short", 1441)})
+    with pytest.raises(UserError, match="asks for the partition 'gpu'"):
+        cluster.check_partitions({("merge", "cpu,gpu", 60)})
 
 
 def test_a_partition_that_cancels_without_grace_is_told_once(answers, capsys):

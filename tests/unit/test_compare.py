@@ -44,8 +44,14 @@ def scores(**changes):
     return {key: value for key, value in full.items() if value is not None}
 
 
+MEMORY = {
+    "process": {"predicted": 1_500_000_000, "corrected": 2_000_000_000, "measured": 2_082_115_584},
+    "node": {"predicted": 3_000_000_000, "corrected": None, "measured": 4_500_000_000},
+}
+
+
 def facts(dataset, **changes):
-    """train.json, as far as the table reads it."""
+    """train.json, as far as the table reads it. Older code wrote no `memory`."""
     return {
         "model_name": "small",
         "dataset_name": dataset,
@@ -76,7 +82,7 @@ def results(tmp_path, monkeypatch):
     full = {"method": "full", "launch": "zero3"}
     peak = {"host": 5 * 10**9, "gpu": 1_250_000_000}
     runs = {
-        "a-qlora": (facts("intents"), scores(json_equal=0.6)),
+        "a-qlora": (facts("intents", memory=MEMORY), scores(json_equal=0.6)),
         "news-lora": (facts("news"), scores(rouge_l=0.25)),
         "b-full": (
             facts("intents", settings=full, peak_memory=peak, code=OLD),
@@ -151,13 +157,19 @@ def test_tsv_holds_exact_values_by_dataset_with_the_baseline_first(results, monk
         "peak_memory_gb": "1.25",
         "peak_memory_of": "GPU",
         "predicted_memory_gb": "1.487351939",
+        "corrected_memory_gb": "",
+        "host_memory_gb": "",
+        "predicted_host_gb": "",
         "wall_minutes": "1.5",
         "world_size": "2",
         "steps": "1200",
         "code": "0000000",
         "code_note": "older code",
     }
-    assert (rows[1]["peak_memory_gb"], rows[1]["peak_memory_of"]) == ("2.082115584", "host")
+    assert [rows[1][key] for key in rows[1] if "memory" in key or "host" in key] == [
+        *("2.082115584", "host", "1.5", "2.0"),
+        *("4.5", "3.0"),
+    ]
     assert rows[3]["json_equal"] == ""
     said = capsys.readouterr().err
     assert said == f"compare: runs: 3, baselines: 1; see {report}\n"
@@ -186,8 +198,9 @@ def test_html_shows_shares_as_percentages_and_units(results, monkeypatch):
     assert cells(html, "b-full") == [
         *("small", "full", "zero3"),
         *("<b>0.750</b>", "<b>2.117</b>", "80.0%", "<b>50.0%</b>", "91.2%", "40.0%"),
-        *("1,480", "1.25 GPU", "1.49 GPU", "1.5", "2", "1,200", "0000000 older code"),
+        *("1,480", "1.5", "2", "1,200", "1.25 GPU", "1.49", "", "", "", "0000000 older code"),
     ]
+    assert cells(html, "a-qlora")[-6:-1] == ["2.08 host", "1.50", "2.00", "4.50", "3.00"]
     assert "nats per supervised token" in html
     assert "1e9 bytes" in html
     assert "nan" not in html.lower()
@@ -256,11 +269,11 @@ def test_loss_figure_shows_where_a_run_was_disturbed(results):
 def test_memory_figure_tells_the_gpu_from_the_host(results, monkeypatch):
     text = svg_text(run_compare(monkeypatch, results / "report") / "memory.svg")
     assert {"a-qlora", "b-full", "news-lora"} <= set(text)
-    assert {"predicted, GPU", "measured, GPU", "measured, host"} <= set(text)
-    assert "memory (GB = 1e9 bytes)" in text
-    assert text.count("1.49") == 3
-    assert text.count("2.08") == 2
-    assert text.count("1.25") == 1
+    assert {"predicted", "corrected by earlier runs", "measured, GPU"} <= set(text)
+    assert text.count("measured, host") == 2
+    assert text.count("memory (GB = 1e9 bytes)") == 2
+    shown = {"1.49": 2, "2.08": 2, "1.25": 1, "1.50": 1, "2.00": 1, "3.00": 1, "4.50": 1}
+    assert {number: text.count(number) for number in shown} == shown
 
 
 def test_the_same_records_give_the_same_bytes(results, monkeypatch):

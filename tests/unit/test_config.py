@@ -152,7 +152,7 @@ BAD_VALUES = {
     ),
     "text for a switch": (
         "{gradient_checkpointing: maybe}",
-        "gradient_checkpointing: should be a valid boolean, unable to interpret input",
+        "gradient_checkpointing: should be 'auto', True or False",
     ),
     "number for a name": ("{model: 7}", "model: should be a valid string"),
     "list for a method": ("{method: [lora]}", f"method: should be {METHODS}"),
@@ -286,6 +286,14 @@ def test_the_same_in_defaults_is_said_once_and_at_defaults(name, tmp_path) -> No
             [
                 "9: runs.a.lora.target_modules: should be 'all-linear' (found 'q_proj')",
                 "9: runs.a.lora.target_modules: should be a valid list (found 'q_proj')",
+            ],
+        ),
+        (
+            {9: "  a: {batch: {micro: all}}"},
+            [
+                "9: runs.a.batch.micro: should be 'auto' (found 'all')",
+                "9: runs.a.batch.micro: should be a valid integer, unable to parse string as an "
+                "integer (found 'all')",
             ],
         ),
         (
@@ -494,6 +502,11 @@ def test_steps_and_epochs_in_one_run(tmp_path) -> None:
             "Set batch.global to 8 or 16, or batch.micro to one of 1, 2, 3, 6.",
         ),
         (
+            "{gpus: 3, batch: {micro: auto}}",
+            "batch.global 16 is not a multiple of batch.micro 1 x 3 GPUs = 3. "
+            "Set batch.global to 15 or 18.",
+        ),
+        (
             "{batch: {global: 4, micro: 8}}",
             "batch.global 4 is not a multiple of batch.micro 8 x 1 GPUs = 8. "
             "Set batch.global to 8, or batch.micro to one of 1, 2, 4.",
@@ -502,6 +515,11 @@ def test_steps_and_epochs_in_one_run(tmp_path) -> None:
 )
 def test_batch_that_does_not_divide(run, text, tmp_path) -> None:
     assert faults(tmp_path, text_with({9: f"  a: {run}"})) == [f"0:9: runs.a: {text}"]
+
+
+def test_memory_of_a_gpu_is_told_once(tmp_path) -> None:
+    text = text_with({9: "  a: {gpu_model: l4, gpu_memory_gb: 22}"})
+    assert faults(tmp_path, text) == ["0:9: runs.a: set `gpu_memory_gb` or `gpu_model`, not both"]
 
 
 def test_dangling_names(tmp_path) -> None:
@@ -609,7 +627,7 @@ def test_a_run_without_a_method_is_qlora(tmp_path) -> None:
     assert (run.method, run.batch.global_, run.batch.micro, run.epochs, run.steps) == (
         "qlora",
         16,
-        1,
+        "auto",
         None,
         None,
     )

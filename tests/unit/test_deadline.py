@@ -81,13 +81,32 @@ def test_too_little_time_for_one_step_is_refused_with_its_parts(tmp_path, monkey
     check_time(1000 + SECONDS_TO_LEAVE, tmp_path)  # nothing is known of this run yet
     (tmp_path / "pace.json").write_text(json.dumps({"start": 60.2, "step": 5.0, "save": 20.0}))
     check_time(None, tmp_path)
-    check_time(1100.3, tmp_path)
+    check_time(1126, tmp_path)
     with pytest.raises(UserError) as error:
-        check_time(1100, tmp_path)
+        check_time(1125, tmp_path)
     assert str(error.value).startswith(
-        "this job ends in 100 s, and to train and save one step takes 100 s "
-        "(start 60, step 5, save 20, leave 15). Nothing was started."
+        "this job ends in 125 s, and to train and save one step may take 125 s "
+        "(start 60, 2 times step 5 and save 20, leave 15). Nothing was started."
     )
+
+
+def test_a_job_that_may_start_has_time_for_a_step_once_it_has_started(tmp_path, monkeypatch):
+    """Else it would load the model, stop before its first step, and be submitted again."""
+    pace = {"start": 60.0, "step": 5.0, "save": 20.0}
+    (tmp_path / "pace.json").write_text(json.dumps(pace))
+    monkeypatch.setattr(deadline.time, "time", lambda: 1000.0)
+    shortest = next(end for end in range(1000, 2000) if allowed(end, tmp_path))
+    monkeypatch.setattr(deadline.time, "time", lambda: 1059.9)
+    monkeypatch.setenv(END_TIME, str(shortest))
+    assert not Deadline(tmp_path).near()
+
+
+def allowed(end, folder):
+    try:
+        check_time(end, folder)
+    except UserError:
+        return False
+    return True
 
 
 def test_it_is_near_when_another_step_and_a_save_might_take_too_long(tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import snakemake.shell
@@ -16,8 +17,18 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 import launch
 from finetune.cli import UserError
+from finetune.nodes import Nodes
 
-PLAN = {"global_batch": 16, "micro_batch": 4, "world_size": 2, "accumulation": 2}
+PLAN = {
+    "global_batch": 16,
+    "micro_batch": 4,
+    "world_size": 2,
+    "accumulation": 2,
+    "gradient_checkpointing": False,
+    "settings": {"nodes": 1},
+}
+DISK = {"train": 100, "checkpoint": 30, "trained": 10}
+PLAN["memory"] = {"disk": DISK}
 LAUNCHES = ["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
 ZERO = LAUNCHES[1:]
 
@@ -149,10 +160,10 @@ def accelerate(monkeypatch):
     return accelerate
 
 
-def options(kind, processes):
+def options(kind, processes, nodes=1):
     command = launch.accelerate_command(kind, processes)
     assert command[:2] == [sys.executable, str(launch.AGENT)]
-    return command[2:]
+    return command[2:] + Nodes(nodes, threads=4).meeting()
 
 
 @pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
@@ -198,13 +209,24 @@ def test_zero_reads_its_deepspeed_file_from_any_folder(accelerate, kind, tmp_pat
     assert env["ACCELERATE_DEEPSPEED_ZERO3_INIT"] == str("zero3" in kind).lower()
 
 
+@pytest.mark.parametrize("fixtures", [[], ["users_config"]], ids=["clean", "user's config"])
+@pytest.mark.parametrize("kind", LAUNCHES)
+def test_each_of_two_nodes_starts_its_half_and_meets_the_other(accelerate, request, fixtures, kind):
+    """By torchrun on each, for ZeRO too: DeepSpeed's own launcher would want ssh."""
+    for name in fixtures:
+        request.getfixturevalue(name)
+    launcher, args = accelerate(options(kind, 4, nodes=2))
+    assert launcher == ("multi_gpu" if kind == "ddp" else "deepspeed")
+    args.main_process_ip = "10.0.0.1"
+    prepare = prepare_multi_gpu_env if kind == "ddp" else prepare_deepspeed_cmd_env
+    made = prepare(args)
+    assert kind == "ddp" or made[0] is None  # no command but torchrun
+    assert (args.nnodes, args.nproc_per_node) == ("2", "2")
+    assert args.rdzv_endpoint == f"10.0.0.1:{args.main_process_port}"
+    assert (args.rdzv_backend, args.rdzv_conf) == ("c10d", "is_host=0")
+
+
 SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
-
-
-MODEL = {
-    **{"parameters": 1000, "linear_layers": [], "layers": 1, "hidden_size": 8, "heads": 1},
-    "vocab_size": 10,
-}
 
 
 class Attempts:
@@ -225,8 +247,7 @@ class Attempts:
 def run(tmp_path, monkeypatch):
     """run(exit code, gpus): what launch.main() gives to the attempts, and its exit code."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
-    (tmp_path / "model.json").write_text(json.dumps(MODEL))
-    names = ("plan", "tokens", "model", "output", "metrics", "record", "config")
+    names = ("plan", "tokens", "model", "output", "metrics", "record", "calibration", "config")
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
     monkeypatch.setattr(launch, "Attempts", Attempts)
     monkeypatch.setattr(launch, "block_stops", lambda: None)
@@ -266,8 +287,12 @@ def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path, check
 
 
 @pytest.mark.parametrize("code", [0, 1, 75])
-def test_the_job_ends_as_the_last_attempt(run, code):
+def test_the_job_ends_as_the_last_attempt(run, code, monkeypatch):
+    """And later plans learn from a finished run alone."""
+    kept = []
+    monkeypatch.setattr(launch, "keep_for_later", lambda *given: kept.append(given))
     run(code=code)
+    assert len(kept) == (code == 0)
 
 
 def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
@@ -278,8 +303,9 @@ def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
 
 
 def test_nothing_is_started_on_a_disk_too_small(run, tmp_path):
-    (tmp_path / "model.json").write_text(json.dumps(MODEL | {"parameters": 10**15}))
-    with pytest.raises(UserError, match=r"needs 44000000\.08 GB more \(3 checkpoints"):
+    plan = PLAN | {"memory": {"disk": DISK | {"train": 10**18}}}
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    with pytest.raises(UserError, match=r"needs 1000000000\.00 GB more \(3 checkpoints"):
         run()
     assert Attempts.made == []
 
@@ -289,6 +315,18 @@ def test_a_second_launch_of_a_run_is_refused(run, tmp_path):
         run()
     assert "another launch of this run is alive" in str(error.value)
     run()
+
+
+def test_a_line_that_cannot_be_written_fails_no_finished_run(tmp_path, capsys):
+    """Snakemake deletes what a failed job has made."""
+    args = SimpleNamespace(
+        tokens=tmp_path, record=tmp_path / "train.json", calibration=tmp_path / "calibration.jsonl"
+    )
+    launch.keep_for_later(args, {})
+    said = capsys.readouterr().err
+    assert "launch: no later plan learns from this run" in said
+    assert "FileNotFoundError" in said
+    assert not args.calibration.exists()
 
 
 def test_a_file_system_without_locks_is_told_and_trained_on(run, monkeypatch, capsys):

@@ -97,10 +97,13 @@ def test_labels_add_up():
     two.labels.update("bc")
     one.add(two)
     assert one.labels == {"a": 1, "b": 2, "c": 1}
+    one.add(Counts(most_supervised=7))
+    one.add(Counts(most_supervised=5))
+    assert one.most_supervised == 7
 
 
 def test_the_section_on_a_split(encoder):
-    counts = Counts(lengths=[3, 4], uncut=[3, 4, 90])
+    counts = Counts(lengths=[3, 4], uncut=[3, 4, 90], most_supervised=3)
     counts.what.update(rows=5, too_long=1, unsupervised=2, supervised_tokens=4, truncated=1)
     counts.what.update(rewritten=6, empty_thoughts=7, control_tokens=8, with_bos=9, eos_tokens=10)
     counts.what.update(endings=11, ended=12)
@@ -110,6 +113,7 @@ def test_the_section_on_a_split(encoder):
         "sequences": 2,
         "tokens": 7,
         "longest": 4,
+        "most_supervised": 3,
         "dropped": {"too_long": 1, "unsupervised": 2},
         "supervised_tokens": 4,
         "truncated": 1,

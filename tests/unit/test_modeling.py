@@ -183,13 +183,19 @@ def test_fp16_only_on_gpus_without_bf16(monkeypatch, native, dtype):
     assert modeling.compute_dtype() is dtype
 
 
-def test_attention_is_the_users_or_fit_for_the_device(tiny_model, monkeypatch):
-    settings = SETTINGS | {"method": "full"}
-    for chosen, expected in ((None, "eager"), ("sdpa", "sdpa")):
-        model = load(tiny_model, settings | {"attention": chosen})
-        assert model.config._attn_implementation == expected
+@pytest.mark.parametrize(
+    ("chosen", "longest", "expected"),
+    [(None, 256, "eager"), (None, 257, "sdpa"), ("sdpa", 9, "sdpa"), ("eager", 9000, "eager")],
+)
+def test_attention_is_the_users_or_fit_for_device_and_length(tiny_model, chosen, longest, expected):
+    settings = SETTINGS | {"method": "full", "attention": chosen}
+    model = load_for_training(tiny_model, settings, 0, longest=longest)
+    assert model.config._attn_implementation == expected
+
+
+def test_on_a_gpu_transformers_chooses_the_attention(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert modeling.default_attention() is None
+    assert modeling.default_attention(5) is None
 
 
 def test_inference_is_16_bit_and_ready(tiny_model):

@@ -1,17 +1,31 @@
 """Rule plan_run: steps, learning rate, memory against the GPU, and what it refuses."""
 
 import json
+import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
-from test_memory import llama_7b
+from test_shapes import CONFIGS
+from transformers import BertConfig, LlamaConfig, MambaConfig, T5Config
 
 import plan_run
+from finetune import architecture
+from finetune.advice import Request, others
 from finetune.cli import UserError
-from finetune.config import Dataset, Run, complete_run, merge
+from finetune.config import Dataset, Model, Run, complete_run, merge
+from finetune.devices import Device, cgroup_limit, find_device, machine_memory
+from finetune.fitting import micro_batches
+from finetune.gpu_models import GPU_MODELS
+from finetune.neighbours import neighbours, table
+from finetune.outlook import job_of, shapes_in
+from finetune.shapes import shapes_of
 from finetune.stages import plan_settings
 from lint_record import WHOLE
+from truths import LLAMA, job, llama
 
 NAMES = {"model": "m", "dataset": "d"}
 CLASSIFIER = {"task": "sequence-classification"}
@@ -20,7 +34,7 @@ CLASSIFIER = {"task": "sequence-classification"}
 def settings_of(**run: object) -> dict:
     """As the rule passes them: through the config and JSON."""
     chosen = Run.model_validate(complete_run({}, NAMES | run))
-    settings = plan_settings(chosen, Dataset(source="rows.jsonl"))
+    settings = plan_settings(chosen, Dataset(source="rows.jsonl"), Model(source="m"))
     return json.loads(json.dumps(settings))
 
 
@@ -28,6 +42,7 @@ def lint(longest: int = 512, labels: list[str] | None = None, sequences: int = 1
     """lint.json, as far as it is read: of labelled rows if there are labels."""
     task = "causal-lm" if labels is None else "sequence-classification"
     train = {"rows": 10 * sequences, "sequences": sequences, "longest": longest}
+    train["most_supervised"] = longest
     others = {split: {"longest": 1} for split in ("validation", "test")}
     return merge(WHOLE, {"task": task, "labels": labels, "train": train, **others})
 
@@ -54,16 +69,22 @@ def refused(function, *args: object) -> str:
         (160, {"steps": 700}, (10, 700, 0, 16)),
         (160, {"gpus": 4, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 4)),
         (100, {"gpus": 2, "batch": {"global": 8, "micro": 4}}, (12, 12, 4, 1)),
+        (160, {"gpus": 4, "nodes": 2, "batch": {"global": 32, "micro": 2}}, (5, 5, 0, 2)),
     ],
 )
 def test_batch_and_steps(rows, run, expected) -> None:
     settings = settings_of(**run)
+    micro = settings["batch"]["micro"]
+    split = job(
+        "qlora", world=settings["gpus"] * settings["nodes"], micro=1 if micro == "auto" else micro
+    )
     steps_per_epoch, steps, unseen, accumulation = expected
-    assert plan_run.batch_plan(settings, rows) == {
-        "world_size": settings["gpus"],
+    assert plan_run.batch_plan(settings, split, rows) == {
+        "world_size": settings["gpus"] * settings["nodes"],
         "global_batch": settings["batch"]["global"],
-        "micro_batch": settings["batch"]["micro"],
+        "micro_batch": split.micro,
         "accumulation": accumulation,
+        "gradient_checkpointing": True,
         "steps_per_epoch": steps_per_epoch,
         "steps": steps,
         "rows_unseen_per_epoch": unseen,
@@ -72,7 +93,8 @@ def test_batch_and_steps(rows, run, expected) -> None:
 
 @pytest.mark.parametrize("rows", [1, 15])
 def test_rows_that_do_not_fill_one_batch(rows) -> None:
-    assert refused(plan_run.batch_plan, settings_of(), rows) == (
+    plan_run.check_rows(16, 16)
+    assert refused(plan_run.check_rows, 16, rows) == (
         f"{rows} training rows do not fill one batch; set batch.global <= {rows}."
     )
 
@@ -96,87 +118,170 @@ def test_learning_rate(run, parameters, rate) -> None:
     assert plan_run.learning_rate(settings_of(**run), parameters) == rate
 
 
-def fits(gigabytes: float, **run: object) -> dict:
-    return plan_run.memory_plan(settings_of(gpu_memory_gb=gigabytes, **run), llama_7b(), lint(512))
+SHAPES = llama("LLaMA 7B")
 
 
-def test_qlora_of_7b_fits_a_gpu_of_12_gb() -> None:
-    plan = fits(12)
-    assert plan["total"] == sum(plan["parts"].values())
-    assert 5e9 < plan["total"] < plan["available"] == 12e9
-    assert plan["device"] == "gpu_memory_gb"
+def planned(gigabytes: float, longest: int = 512, **run: object) -> dict:
+    settings = settings_of(gpu_memory_gb=gigabytes, **run)
+    return plan_run.make_plan(settings, SHAPES, lint(longest))
+
+
+def split_of(plan: dict) -> tuple[int, int, bool]:
+    return plan["micro_batch"], plan["accumulation"], plan["gradient_checkpointing"]
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "run", "split"),
+    [
+        # no recomputing where one row fits without it
+        (120, {}, (16, 1, False)),
+        (80, {}, (8, 2, False)),
+        (40, {}, (4, 4, False)),
+        (16, {}, (1, 16, False)),
+        (9, {}, (4, 4, True)),
+        (7, {}, (1, 16, True)),
+        (9, {"batch": {"global": 15}}, (5, 3, True)),
+        # divisors alone
+        (80, {"batch": {"global": 12}, "gpus": 2}, (6, 1, False)),
+        (40, {"batch": {"global": 10}}, (5, 2, False)),
+        # what the user set stays
+        (80, {"batch": {"micro": 2}}, (2, 8, False)),
+        (80, {"gradient_checkpointing": True}, (16, 1, True)),
+        (9, {"batch": {"micro": 1}}, (1, 16, True)),
+    ],
+)
+def test_the_largest_micro_batch_that_divides_and_fits(gigabytes, run, split) -> None:
+    plan = planned(gigabytes, **run)
+    assert split_of(plan) == split
+    assert plan["micro_batch"] * plan["accumulation"] * plan["world_size"] == plan["global_batch"]
+    assert plan["memory"]["total"] <= plan["memory"]["available"]
+
+
+def test_a_micro_batch_that_nobody_chose_leaves_a_tenth_free() -> None:
+    total = planned(120)["memory"]["total"]
+    assert planned(total / 0.9 / 1e9 + 1e-6)["micro_batch"] == 16
+    assert planned(total / 0.9 / 1e9 - 1e-3)["micro_batch"] == 8
+    assert planned(total / 1e9 + 1e-6, batch={"micro": 16})["micro_batch"] == 16
+
+
+def test_memory_of_a_plan_is_the_sum_of_its_parts() -> None:
+    memory = planned(24, gpus=2)["memory"]
+    assert memory["total"] == sum(memory["parts"].values()) < memory["available"] == 24e9
+    assert memory["device"] == "gpu_memory_gb"
+    assert set(memory["host"]) == {"train", "merge", "evaluate"}
+    assert {"train", "merge"} < set(memory["disk"])
 
 
 def test_quantization_settings_reach_the_formula() -> None:
-    saved = fits(12, quantization={"double": False})["total"] - fits(12)["total"]
-    assert saved == pytest.approx(6_476_005_376 * 0.373 / 8 * 1.05, rel=1e-3)
+    run = {"batch": {"micro": 1}, "gradient_checkpointing": True}
+    plain, double = (
+        planned(24, quantization={"double": double}, **run)["memory"]["total"]
+        for double in (False, True)
+    )
+    assert plain - double == pytest.approx(6_476_005_376 * 0.373 / 8 * 1.05, rel=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "run", "text"),
+    ("gigabytes", "longest", "run", "change"),
     [
+        (9, 512, {"batch": {"micro": 16}}, "`batch: {micro: 1}`"),
+        (9, 512, {"gradient_checkpointing": False}, "`gradient_checkpointing: true`"),
         (
-            15,
-            {"method": "full", "gpus": 8},
-            "needs about 15.4 GB on each GPU, but each has 15.0 (gpu_memory_gb). The largest part "
-            "is optimizer. Try: `launch: zero3-offload`, more gpus, `method: qlora`.",
+            *(9, 512, {"batch": {"micro": 2}, "gradient_checkpointing": False}),
+            "`batch: {micro: 1}` and `gradient_checkpointing: true`",
         ),
-        (
-            80,
-            {"method": "full", "launch": "ddp"},
-            "needs about 114.5 GB on each GPU, but each has 80.0 (gpu_memory_gb). The largest "
-            "part is optimizer. Try: `launch: zero3`, more gpus, `method: qlora`.",
-        ),
-        (
-            12,
-            {"method": "lora"},
-            "needs about 16.1 GB on each GPU, but each has 12.0 (gpu_memory_gb). The largest "
-            "part is weights. Try: `method: qlora`.",
-        ),
-        (
-            8,
-            {"batch": {"micro": 8}, "gradient_checkpointing": False},
-            "needs about 37.4 GB on each GPU, but each has 8.0 (gpu_memory_gb). The largest part "
-            "is activations. Try: `gradient_checkpointing: true`, `batch: {micro: 1}` (the result "
-            "stays the same), a shorter max_length.",
-        ),
+        (8, 4096, {}, "`max_length: 2368`"),
+        (80, 512, {"method": "full", "launch": "ddp", "gpus": 4}, "`launch: zero3`"),
+        (24, 512, {"method": "full", "launch": "zero2", "gpus": 2}, "`launch: zero3-offload`"),
+        (12, 512, {"method": "lora"}, "`launch: zero3-offload`"),
     ],
 )
-def test_run_that_does_not_fit(gigabytes, run, text) -> None:
-    assert refused(lambda: fits(gigabytes, **run)) == text
+def test_the_smallest_change_is_one_that_fits(gigabytes, longest, run, change) -> None:
+    text = refused(lambda: planned(gigabytes, longest, **run))
+    assert f"The smallest change that fits: {change}." in text
 
 
-def test_exactly_what_is_there_fits() -> None:
-    total = fits(100)["total"]
-    assert fits(total / 1e9)["total"] == total
-    assert refused(lambda: fits((total - 1000) / 1e9)).startswith("needs about")
+def test_what_a_refusal_says() -> None:
+    text = refused(lambda: planned(12, method="lora"))
+    assert text == (
+        "needs about 16.2 GB on each GPU, but each has 12.0 (gpu_memory_gb). The largest part is "
+        "weights (13.5 GB). The smallest change that fits: `launch: zero3-offload`."
+    )
+    assert refused(lambda: planned(2)).endswith("No single change fits.")
 
 
-OFFLOAD, MORE, QLORA = "`launch: zero3-offload`", "more gpus", "`method: qlora`"
-CHECKPOINT = "`gradient_checkpointing: true`"
-MICRO = "`batch: {micro: 1}` (the result stays the same)"
+def test_oversubscription_is_allowed_with_a_warning(capsys) -> None:
+    plan = planned(2, allow_oversubscription=True)
+    assert plan["memory"]["total"] > plan["memory"]["available"]
+    assert split_of(plan) == (1, 16, True)
+    said = capsys.readouterr().err
+    assert said.startswith("plan_run: WARNING: needs about ")
+    assert "started all the same: allow_oversubscription" in said
 
 
-@pytest.mark.parametrize(
-    ("run", "largest", "advice"),
-    [
-        ({}, "weights", "a shorter max_length"),
-        ({}, "logits", "a shorter max_length"),
-        ({"batch": {"micro": 2}}, "weights", MICRO),
-        ({"gradient_checkpointing": False}, "weights", CHECKPOINT),
-        ({"method": "lora"}, "weights", QLORA),
-        ({"method": "lora"}, "activations", f"{QLORA}, a shorter max_length"),
-        ({"method": "full", "launch": "ddp"}, "weights", f"`launch: zero3`, {MORE}, {QLORA}"),
-        ({"method": "full", "launch": "zero2"}, "weights", f"`launch: zero3`, {MORE}, {QLORA}"),
-        ({"method": "full", "launch": "zero3"}, "weights", f"{OFFLOAD}, {MORE}, {QLORA}"),
-        # offload is the last resort: plain zero3 would need more
-        ({"method": "full", "launch": "zero3-offload"}, "weights", f"{MORE}, {QLORA}"),
-    ],
-)
-def test_advice(run, largest, advice) -> None:
-    parts = dict.fromkeys(("weights", "activations", "logits"), 1) | {largest: 2}
-    text = plan_run.cheaper(settings_of(**run), parts)
-    assert text == f"The largest part is {largest}. Try: {advice}."
+def test_neighbours_leave_out_what_is_refused_and_mark_this_run() -> None:
+    plan = planned(24, gpus=2)
+    entries = plan["neighbours"]
+    pairs = {(e["method"], e["launch"]) for e in entries}
+    assert {launch for method, launch in pairs if method == "qlora"} == {"ddp"}
+    assert len(pairs) == 1 + 4 + 4
+    assert len({(e["method"], e["launch"], e["gpus"]) for e in entries}) == len(entries) == 36
+    assert [e["this"] for e in entries] == [True] + [False] * 35
+    assert (entries[0]["method"], entries[0]["gpus"]) == ("qlora", 2)
+    assert entries[0]["gpu"] == plan["memory"]["total"]
+    assert entries[0]["host"] == plan["memory"]["host"]["train"]
+    assert all(e["fits"] == (e["gpu"] <= 24e9) == (e["change"] is None) for e in entries)
+    lines = table(entries).splitlines()
+    assert len(lines) == 37
+    assert lines[1].startswith("->  qlora   ddp")
+
+
+def test_neighbours_whose_gpus_do_not_divide_the_batch_are_left_out() -> None:
+    assert {e["gpus"] for e in planned(24, batch={"global": 6})["neighbours"]} == {1, 2}
+
+
+def test_neighbours_of_a_classifier() -> None:
+    settings = settings_of(**CLASSIFIER, method="lora", gpu_memory_gb=80)
+    plan = plan_run.make_plan(settings, SHAPES, lint(64, ["a", "b"]))
+    assert {(e["method"], e["launch"]) for e in plan["neighbours"]} == {
+        ("lora", "ddp"),
+        ("full", "ddp"),
+    }
+    assert plan["memory"]["parts"]["logits"] == plan["micro_batch"] * 2 * 10
+
+
+@pytest.mark.parametrize(("length", "rows"), [(64, [16, 8, 4, 2, 1]), (69, [8, 4, 2, 1])])
+def test_cpu_processes_take_a_thousand_tokens_at_most(length, rows) -> None:
+    run = job("qlora", length=length, cpu=True)
+    assert micro_batches(run, 16) == rows
+    assert micro_batches(replace(run, length=5000), 16) == [1]
+    assert micro_batches(replace(run, cpu=False, length=5000), 16) == [16, 8, 4, 2, 1]
+
+
+def test_cpu_processes_share_a_machine() -> None:
+    request = Request(SHAPES, Device(100e9, "here", cpu=True), 16)
+    assert request.room(job("qlora", world=4)).available == 25e9
+    entries = neighbours(request, request.best(job("full", "ddp", 8, cpu=True)))
+    assert "`gpus: " not in str([e["change"] for e in entries if e["gpus"] == 1])
+
+
+def test_other_numbers_of_processes_divide_the_batch() -> None:
+    request = Request(SHAPES, Device(100e9, "here", cpu=True), 12)
+    run = job("qlora", world=6)
+    fewer = [text for text, _ in others(request, replace(run, cpu=True))]
+    assert fewer == ["`gpus: 4`", "`gpus: 3`", "`gpus: 2`", "`gpus: 1`"]
+    assert [text for text, _ in others(request, run)] == ["`gpus: 12`"]
+
+
+def test_several_nodes() -> None:
+    """Advice keeps their number, and what a machine must hold is for its own processes."""
+    device = Device(100e9, "here")
+    run = job_of(settings_of(gpus=2, nodes=3, batch={"global": 12}), SHAPES, lint(), device)
+    assert (run.world, run.per_node) == (6, 2)
+    more = [
+        (text, new.world, new.per_node) for text, new in others(Request(SHAPES, device, 12), run)
+    ]
+    assert more == [("`gpus: 4`", 12, 4)]
 
 
 def fake_torch(gigabytes: float | None) -> SimpleNamespace:
@@ -187,30 +292,63 @@ def fake_torch(gigabytes: float | None) -> SimpleNamespace:
     return SimpleNamespace(cuda=cuda)
 
 
-def test_memory_of_the_gpu_that_is_here(monkeypatch) -> None:
+def test_what_is_told_goes_before_what_is_seen(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(141))
-    assert plan_run.device_memory(settings_of()) == (141e9, "NVIDIA H200")
-    assert plan_run.device_memory(settings_of(gpu_memory_gb=24)) == (24e9, "gpu_memory_gb")
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(4))
-    assert "but each has 4.0 (NVIDIA H200)" in refused(
-        plan_run.memory_plan, settings_of(), llama_7b(), lint(512)
-    )
+    assert find_device(settings_of()) == Device(141e9, "NVIDIA H200")
+    assert find_device(settings_of(gpu_memory_gb=24)) == Device(24e9, "gpu_memory_gb")
+    told = find_device(settings_of(gpu_model="a100-80"))
+    assert told == Device(GPU_MODELS["a100-80"] * 2**30, "gpu_model a100-80")
 
 
-def test_without_a_gpu_nothing_is_refused_for_memory(monkeypatch) -> None:
+def test_without_a_gpu_the_plan_is_for_cpu_processes(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(None))
-    plan = plan_run.memory_plan(settings_of(method="full", launch="ddp"), llama_7b(), lint(2048))
-    assert plan["available"] is None
-    assert plan["device"] == "no GPU seen here; set gpu_memory_gb to have it checked"
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr("finetune.devices.cgroup_limit", lambda: 30_000_000_000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=64_000_000_000))
+    assert find_device(settings_of()).available == 30e9
+    text = refused(plan_run.make_plan, settings_of(method="full", gpus=2), SHAPES, lint(64))
+    assert "GB on each process, but each has 15.0 (no GPU seen: CPU processes share 30.0" in text
+    assert text.endswith(
+        "If it is to run on GPUs, say which: `gpu_model: h100`, or `gpu_memory_gb`."
+    )
+    # SLURM limits the job that plans, and not the one that will train
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert machine_memory() == 64e9
+
+
+def test_limits_of_control_groups(tmp_path: Path) -> None:
+    own = tmp_path / "self"
+    own.write_text("0::/a/b\n")
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    assert cgroup_limit(tmp_path, own) is None
+    (tmp_path / "a" / "memory.max").write_text("4000\n")
+    (tmp_path / "a" / "b" / "memory.max").write_text("max\n")
+    assert cgroup_limit(tmp_path, own) == 4000
+
+
+def test_packs_are_as_long_as_they_are_and_supervised_throughout() -> None:
+    """pack_split says anew how long rows are."""
+    packed = lint(4096) | {"packing": {"used": True}}
+    run = job_of(settings_of(), SHAPES, packed, Device(80e9, ""))
+    assert (run.length, run.supervised, run.attention) == (4096, 4096, "sdpa")
+    older = lint(4096)
+    del older["train"]["most_supervised"]
+    assert job_of(settings_of(), SHAPES, older, Device(80e9, "")).supervised == 4096
+
+
+@pytest.mark.parametrize(("longest", "attention"), [(256, "eager"), (257, "sdpa")])
+def test_attention_on_a_cpu_is_by_length(longest, attention) -> None:
+    run = job_of(settings_of(), SHAPES, lint(longest), Device(80e9, "", True))
+    assert run.attention == attention
 
 
 @pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])
 def test_rows_within_the_context(context, longest) -> None:
-    plan_run.check_context({"context": context}, longest)
+    plan_run.check_context(context, longest)
 
 
 def test_row_longer_than_the_context() -> None:
-    assert refused(plan_run.check_context, {"context": 2048}, 2049) == (
+    assert refused(plan_run.check_context, 2048, 2049) == (
         "the longest row has 2049 tokens, but the model's context is 2048; set max_length under "
         "the dataset to at most that."
     )
@@ -218,14 +356,27 @@ def test_row_longer_than_the_context() -> None:
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """Run the rule's script; what it wrote."""
+    """Run the rule's script; what it wrote. The model is LLaMA 7B, of which only a config lies
+    there."""
+    hidden, wide, layers, heads, kv_heads, vocab = LLAMA["LLaMA 7B"]
+    LlamaConfig(
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        vocab_size=vocab,
+    ).save_pretrained(tmp_path / "pretrained")
+    record = {"causal": True, "architecture": "LlamaForCausalLM", "context": 2048}
 
     def run(rows: int, longest: int, labels: list[str] | None = None, **keys: object) -> dict:
-        (tmp_path / "model.json").write_text(json.dumps(llama_7b()))
+        (tmp_path / "model.json").write_text(json.dumps(record))
         (tmp_path / "lint.json").write_text(json.dumps(lint(longest, labels, rows)))
         command = ["plan_run.py", "--settings", json.dumps(settings_of(**keys))]
         for name in ("model", "lint"):
             command += [f"--{name}", str(tmp_path / f"{name}.json")]
+        command += ["--pretrained", str(tmp_path / "pretrained")]
+        command += ["--calibration", str(tmp_path / "calibration.jsonl")]
         monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "plan.json")])
         plan_run.main()
         return json.loads((tmp_path / "plan.json").read_text())
@@ -234,22 +385,29 @@ def plan(tmp_path, monkeypatch):
 
 
 def test_plan_of_a_run(plan, capsys) -> None:
-    written = plan(100, 512, gpus=2, batch={"global": 8, "micro": 2}, gpu_memory_gb=24, epochs=2)
+    batch = {"global": 8, "micro": 2}
+    written = plan(100, 512, gpus=2, batch=batch, gpu_memory_gb=24, epochs=2)
     memory, settings = written.pop("memory"), written.pop("settings")
-    assert settings["batch"] == {"global": 8, "micro": 2}
+    others = written.pop("neighbours")
+    assert settings["batch"] == batch
     assert written == {
         "world_size": 2,
         "global_batch": 8,
         "micro_batch": 2,
         "accumulation": 2,
+        "gradient_checkpointing": False,
         "steps_per_epoch": 12,
         "steps": 24,
         "rows_unseen_per_epoch": 4,
         "learning_rate": 2e-4,
+        "time": None,
     }
     assert memory["total"] == sum(memory["parts"].values())
-    assert capsys.readouterr().err == (
-        "plan_run: 24 steps of 8 rows = 2 x 2 x 2; 6.4 GB per GPU predicted\n"
+    said = capsys.readouterr().err
+    assert said.startswith(table(others))
+    assert said.endswith(
+        f"plan_run: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB for "
+        "each predicted (gpu_memory_gb), uncalibrated\n"
     )
 
 
@@ -264,31 +422,51 @@ def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None
 
 
 def test_target_modules_that_the_model_lacks_are_named_before_a_gpu_is_asked_for() -> None:
-    settings = settings_of(lora={"target_modules": ["q_proj", "query"]})
     with pytest.raises(UserError, match=r"target_modules query: no such linear layer.*q_proj"):
-        plan_run.memory_plan(settings, llama_7b(), lint(64))
+        planned(80, lora={"target_modules": ["q_proj", "query"]})
 
 
-LLAMA, BERT = {"causal": True}, {"causal": False, "architecture": "BertModel"}
+def test_experts_are_adapted_without_dropout_alone() -> None:
+    """peft refuses it only when the model has been loaded."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        shapes = shapes_of(AutoModelForCausalLM.from_config(CONFIGS["mixtral"](1)))
+    for lora, refusal in (
+        ({}, True),
+        ({"dropout": 0}, False),
+        ({"target_modules": ["q_proj"]}, False),
+    ):
+        settings = settings_of(lora=lora, gpu_memory_gb=80)
+        if refusal:
+            assert "set `lora: {dropout: 0}`" in refused(
+                plan_run.make_plan, settings, shapes, lint(64)
+            )
+        else:
+            plan_run.make_plan(settings, shapes, lint(64))
 
 
-@pytest.mark.parametrize("model", [LLAMA, BERT])
+CAUSAL, BERT = {"causal": True}, {"causal": False, "architecture": "BertModel"}
+
+
+@pytest.mark.parametrize("model", [CAUSAL, BERT])
 def test_labelled_rows_and_a_classifier_belong_together(model) -> None:
     plan_run.check_task("sequence-classification", model, lint(labels=["a", "b"]))
-    plan_run.check_task("causal-lm", LLAMA, lint())
+    plan_run.check_task("causal-lm", CAUSAL, lint())
 
 
 @pytest.mark.parametrize(
     ("task", "model", "lint", "text"),
     [
         (
-            *("causal-lm", LLAMA, lint(labels=["a", "b"])),
+            *("causal-lm", CAUSAL, lint(labels=["a", "b"])),
             "this data set has a label for each row: set `task: sequence-classification` for the "
             "run. Or, to have the label written as text, map the columns under the dataset: "
             "`format: prompt-completion`, `columns: {prompt: text, completion: label}`.",
         ),
         (
-            *("sequence-classification", LLAMA, lint()),
+            *("sequence-classification", CAUSAL, lint()),
             "task sequence-classification needs a label for each row, and this data set has none. "
             "Give it the columns `text` and `label`, or map yours under the dataset: `format: "
             "text-label`, `columns: {text: …, label: …}`.",
@@ -304,38 +482,92 @@ def test_what_does_not_belong_together_is_refused(task, model, lint, text) -> No
     assert refused(plan_run.check_task, task, model, lint) == text
 
 
-def test_a_classifier_has_logits_for_its_classes_once_a_row() -> None:
-    run = CLASSIFIER | {"method": "lora", "batch": {"micro": 4}}
-    labelled = lint(512, ["a", "b", "c"])
-    classes = plan_run.memory_plan(settings_of(**run), llama_7b(), labelled)["parts"]
-    words = plan_run.memory_plan(settings_of(**run), llama_7b(), lint(512))["parts"]
-    assert classes.pop("logits") == 4 * 3 * 10
-    assert words.pop("logits") == 4 * 512 * 32_000 * 10
-    assert classes.pop("allowance") < words.pop("allowance")
-    assert classes == words
+def test_steps_count_sequences_and_not_rows(plan) -> None:
+    """lint() has ten times as many rows: what is packed into them."""
+    assert plan(160, 9, gpu_memory_gb=80)["steps"] == 10
+
+
+def test_plan_of_a_text_with_labels(plan) -> None:
+    with pytest.raises(UserError, match="set `task: sequence-classification`"):
+        plan(160, 9, ["a", "b"], method="full")
+
+
+def outlook(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    script = Path(plan_run.__file__)
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_what_would_fit_without_a_run(tmp_path: Path) -> None:
+    CONFIGS["gqa"](2).save_pretrained(tmp_path)
+    asked = ("--gpus", "4", "--gpu-memory", "24", "--method", "full", "--length", "512")
+    done = outlook("--model", str(tmp_path / "config.json"), *asked)
+    assert done.returncode == 0, done.stderr
+    first, header, this, *others = done.stdout.splitlines()
+    assert first.endswith("rows of 512 tokens, all supervised; gpu_memory_gb, 24.0 GB")
+    assert header.split()[:3] == ["method", "launch", "gpus"]
+    assert this.split()[:4] == ["->", "full", "zero3", "4"]
+    assert len(others) == 35
 
 
 @pytest.mark.parametrize(
-    ("method", "largest", "advice"),
+    ("asked", "said"),
     [
-        ("full", "optimizer", "`method: lora`"),
-        ("full", "activations", "`method: lora`, a shorter max_length"),
-        ("lora", "weights", "a shorter max_length"),
+        (["--gpus", "0"], "gpus: should be greater than or equal to 1 (found 0)"),
+        (["--gpu-memory", "0"], "gpu_memory_gb: should be greater than 0 (found 0.0)"),
+        (["--length", "0"], "max_length: should be greater than or equal to 2 (found 0)"),
+        (["--gpus", "3"], "batch.global 16 is not a multiple of batch.micro 1 x 3 GPUs = 3."),
+        (["--gpu-memory", "9", "--gpu-model", "l4"], "set `gpu_memory_gb` or `gpu_model`, not"),
+        (["--length", "513"], "the longest row has 513 tokens, but the model's context is 512"),
     ],
 )
-def test_advice_for_a_classifier_names_only_what_it_can_use(method, largest, advice) -> None:
-    parts = dict.fromkeys(("weights", "activations", "optimizer"), 1) | {largest: 2}
-    text = plan_run.cheaper(settings_of(**CLASSIFIER, method=method), parts)
-    assert text == f"The largest part is {largest}. Try: {advice}."
+def test_what_is_asked_wrongly_without_a_run(asked, said, tmp_path, monkeypatch) -> None:
+    LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", str(tmp_path), *asked])
+    assert refused(plan_run.main).startswith(said)
 
 
-def test_steps_count_sequences_and_not_rows(plan) -> None:
-    """lint() has ten times as many rows: what is packed into them."""
-    assert plan(160, 9)["steps"] == 10
+def test_rows_are_no_longer_than_the_context_unless_asked(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", str(tmp_path)])
+    plan_run.main()
+    said = capsys.readouterr().out
+    assert "rows of 512 tokens" in said
+    assert " GB (for GPUs: --gpu-memory or --gpu-model)\n" in said
 
 
-def test_plan_of_a_classifier(plan) -> None:
-    written = plan(160, 9, ["a", "b"], **CLASSIFIER, method="full")
-    assert (written["learning_rate"], written["steps"]) == (2e-5, 10)
-    with pytest.raises(UserError, match="set `task: sequence-classification`"):
-        plan(160, 9, ["a", "b"], method="full")
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (BertConfig, "BertModel writes no text"),
+        (MambaConfig, "MambaForCausalLM does not say how many attention heads it has"),
+        (T5Config, "Unrecognized configuration class <class 'transformers.models.t5"),
+    ],
+)
+def test_a_model_that_cannot_be_planned_with(config, said, tmp_path) -> None:
+    small = config(num_hidden_layers=1)
+    small.architectures = ["BertModel"] if config is BertConfig else None
+    small.save_pretrained(tmp_path)
+    text = refused(shapes_in, str(tmp_path), False)
+    assert text.startswith(f"{tmp_path} cannot be planned with: {said}")
+    assert len(text) < 400
+
+
+def test_a_model_of_the_hub_that_cannot_be_planned_with(monkeypatch) -> None:
+    """Its config was found."""
+
+    def no_outline(*_: object) -> None:
+        raise ValueError("no class for it")
+
+    monkeypatch.setattr(architecture, "outline", no_outline)
+    assert refused(shapes_in, "org/name", False) == (
+        "org/name cannot be planned with: no class for it"
+    )
+
+
+def test_a_model_that_is_not_here() -> None:
+    assert refused(shapes_in, "org/none", False) == (
+        "org/none: no such folder or file here, and HF_HUB_OFFLINE is set. Give a folder, a "
+        "config.json, or the id of a hub model (of a gated one after `hf auth login`)."
+    )

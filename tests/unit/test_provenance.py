@@ -6,10 +6,9 @@ import sys
 from importlib.metadata import version
 
 import pytest
-import torch
 
 from finetune import provenance
-from finetune.provenance import code_commit, package_versions, peak_memory
+from finetune.provenance import code_commit, package_versions
 
 
 def git(folder, *args):
@@ -70,18 +69,3 @@ def test_versions_are_those_installed():
     names = {"torch", "transformers", "datasets", "peft", "bitsandbytes", "accelerate"}
     assert set(versions) == names | {"python", "deepspeed", "tokenizers"}
     assert all(re.match(r"\d+\.\d+", text) for text in versions.values())
-
-
-def test_peak_memory_is_in_bytes():
-    with open("/proc/self/status") as file:
-        high = next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
-    peak = peak_memory()
-    assert list(peak) == ["host"]
-    # what a process had before exec counts too, so it may be more than the high-water mark
-    assert 0.9 * high < peak["host"] < 10 * high
-
-
-def test_a_gpu_is_measured_too(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 123)
-    assert peak_memory()["gpu"] == 123

@@ -102,3 +102,23 @@ def test_a_resumed_epoch_is_the_rest_of_that_epoch():
     resumed.set_epoch(3)
     assert [batch.tolist() for batch in resumed] == expected[4:]
     assert len(expected) == 10
+
+
+@pytest.mark.parametrize(("micro", "ranks"), [(4, 2), (2, 4), (1, 8)])
+def test_ranks_get_equal_work_in_a_step(micro, ranks):
+    """Every second round of micro-batches is dealt from the other end."""
+    given, size = lengths(4_000), 4 * micro * ranks
+    plain = np.array(list(LengthGroups(given, size, seed=0))).reshape(-1, size)
+    dealt = np.array(list(LengthGroups(given, size, 0, micro=micro, ranks=ranks)))
+    dealt = dealt.reshape(-1, size)
+    assert (np.sort(dealt, axis=1) == np.sort(plain, axis=1)).all()
+
+    def wait(batches):
+        """Time of the rank with most padded tokens, over the mean of all ranks."""
+        work = given[batches].reshape(len(batches), 4, ranks, micro).max(-1).sum(1)
+        return work.max(1).sum() / work.mean(1).sum()
+
+    assert wait(dealt) - 1 < 0.8 * (wait(plain) - 1)
+    first = dealt[5].reshape(4, ranks, micro)
+    assert (first[0] == plain[5].reshape(4, ranks, micro)[0]).all()
+    assert (first[1] == plain[5].reshape(4, ranks, micro)[1, ::-1]).all()

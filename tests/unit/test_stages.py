@@ -20,7 +20,10 @@ PLAN = {
     "method",
     "launch",
     "gpus",
+    "nodes",
     "gpu_memory_gb",
+    "gpu_model",
+    "allow_oversubscription",
     "batch",
     "optimizer",
 } | {
@@ -29,6 +32,8 @@ PLAN = {
     "gradient_checkpointing",
     "checkpoint_minutes",
     "timeout_minutes",
+    "attention",
+    "trust_remote_code",
 }
 TRAIN = (PLAN - set(stages.PLAN_ONLY)) | {
     "batch",
@@ -57,7 +62,7 @@ def all_settings(config: Config) -> dict[str, dict]:
         "fetch": stages.fetch_settings(model),
         "prepare": stages.prepare_settings(dataset),
         "tokenize": stages.tokenize_settings(dataset, model),
-        "plan": stages.plan_settings(run, dataset),
+        "plan": stages.plan_settings(run, dataset, model),
         "train": stages.train_settings(run, model),
         "merge": stages.merge_settings(run, model),
         "evaluate": stages.evaluate_settings(dataset, model),
@@ -108,16 +113,18 @@ def test_keys_of_a_stage(method, stage, keys) -> None:
 
 def test_batch_is_whole_in_the_plan_and_global_in_training() -> None:
     settings = all_settings(config_with())
-    assert settings["plan"]["batch"] == {"global": 16, "micro": 1}
+    assert settings["plan"]["batch"] == {"global": 16, "micro": "auto"}
     assert settings["train"]["batch"] == {"global": 16}
 
 
 RUN, MODEL, DATASET = ("runs", "a"), ("models", "small"), ("datasets", "news")
-CODE = {"fetch", "tokenize", "train", "merge", "evaluate"}
+CODE = {"fetch", "tokenize", "plan", "train", "merge", "evaluate"}
 CHANGES = [
     # where the work is done
     (RUN, {"gpus": 4}, {"plan"}),
     (RUN, {"gpu_memory_gb": 24}, {"plan"}),
+    (RUN, {"gpu_model": "h100"}, {"plan"}),
+    (RUN, {"allow_oversubscription": True}, {"plan"}),
     (RUN, {"batch": {"micro": 4}}, {"plan"}),
     (RUN, {"checkpoint_minutes": 5}, {"plan"}),
     (RUN, {"timeout_minutes": 5}, {"plan"}),
@@ -127,7 +134,7 @@ CHANGES = [
     (DATASET, {"evaluation": {"batch_size": 2}}, {"evaluate"}),
     (DATASET, {"evaluation": {"rows": 5}}, {"evaluate"}),
     # models
-    (MODEL, {"attention": "eager"}, {"train"}),
+    (MODEL, {"attention": "eager"}, {"plan", "train"}),
     (MODEL, {"source": "org/other"}, {"fetch"}),
     (MODEL, {"revision": "v2"}, {"fetch"}),
     (MODEL, {"chat_template": "chatml"}, {"fetch"}),
@@ -156,7 +163,7 @@ CHANGES = [
     (RUN, {"optimizer": {"learning_rate": 1e-3}}, {"plan", "train"}),
     (RUN, {"epochs": 3}, {"plan", "train"}),
     (RUN, {"steps": 30}, {"plan", "train"}),
-    (RUN, {"gradient_checkpointing": False}, {"plan", "train"}),
+    (RUN, {"gradient_checkpointing": False}, {"plan"}),
     (RUN, {"lora": {"rank": 4}}, {"plan", "train"}),
     (RUN, {"quantization": {"double": False}}, {"plan", "train", "merge"}),
     (RUN, {"schedule": {"warmup": 0.1}}, {"train"}),

@@ -14,9 +14,17 @@ from transformers import TrainerControl, TrainerState
 from finetune.advice import last_remedies
 from finetune.backoff import fitting_micro, is_out_of_memory, smaller_micro
 from finetune.counters import share_of
-from finetune.history import backed_off, note_kill, read_history, record, seconds_spent
+from finetune.history import (
+    backed_off,
+    note_kill,
+    peaks_reached,
+    read_history,
+    record,
+    seconds_spent,
+)
 from finetune.metric_lines import cut_back, lacks_validation, read_lines
 from finetune.outcome import claim, read_outcome
+from finetune.peaks import highest
 from finetune.spikes import usual_before_jump
 from finetune.stopping import Stopper
 
@@ -62,7 +70,7 @@ def test_a_micro_batch_of_before_that_no_longer_divides(most, fits):
     ("settings", "advice"),
     [
         (
-            {"method": "full", "launch": "zero3", "gradient_checkpointing": False},
+            {"method": "full", "launch": "zero3", "recomputed": False},
             "`gradient_checkpointing: true`, a shorter max_length, `launch: zero3-offload`, more",
         ),
         ({"method": "qlora", "launch": "ddp"}, "order: a shorter max_length."),
@@ -70,8 +78,9 @@ def test_a_micro_batch_of_before_that_no_longer_divides(most, fits):
     ],
 )
 def test_what_is_left_with_one_row_at_a_time(settings, advice):
-    base = {"task": "causal-lm", "gpus": 1, "gradient_checkpointing": True}
-    assert advice in last_remedies(base | settings)
+    again = settings.pop("recomputed", True)
+    plan = {"settings": {"task": "causal-lm"} | settings, "gradient_checkpointing": again}
+    assert advice in last_remedies(plan)
 
 
 def test_a_jump_is_far_above_what_was_usual():
@@ -120,10 +129,11 @@ def test_a_validation_that_the_end_came_before_is_known(tmp_path, step, every, l
 
 def test_the_history_of_a_run(tmp_path):
     record(tmp_path, "started", 0, micro_batch=4)
-    note_kill(tmp_path, 7)
+    note_kill(tmp_path, 7, {"host": 5, "host_node": 9})
     record(tmp_path, "resumed", 5, micro_batch=4)
-    record(tmp_path, "out of memory", 6, micro_batch=4, next_micro_batch=2, seconds=10.5)
-    note_kill(tmp_path, 9)  # it ended by itself
+    ended = {"next_micro_batch": 2, "seconds": 10.5, "peak_memory": {"host": 6, "host_node": 7}}
+    record(tmp_path, "out of memory", 6, micro_batch=4, **ended)
+    note_kill(tmp_path, 9, {})  # it ended by itself
     events = read_history(tmp_path)
     assert [(e["event"], e["step"]) for e in events] == [
         ("started", 0),
@@ -133,6 +143,7 @@ def test_the_history_of_a_run(tmp_path):
     ]
     assert (backed_off(events), backed_off(events[:3])) == (2, None)
     assert seconds_spent(events) == 10.5
+    assert highest(peaks_reached(events)) == {"host": 6, "host_node": 9}
 
 
 def test_only_the_first_tells(tmp_path):

@@ -100,6 +100,7 @@ def test_lint_says_exactly_what_there_is(run):
         "sequences": 2,
         "tokens": sum(lengths),
         "longest": lengths[1],
+        "most_supervised": 3,
         "dropped": {"too_long": 1, "unsupervised": 0},
         "supervised_tokens": 2 + 3,
         "truncated": 0,

@@ -205,6 +205,10 @@ def test_packed_rows_train_as_the_rows_do(train, flat, whole):
     assert two.total_tokens == one.total_tokens == 3 * sum(row["length"] for row in rows(12))
 
 
+def shares(lines):
+    return [line["padding_share"] for line in lines]
+
+
 def test_every_token_is_counted_once(train):
     trainer, lines = train()  # 3 steps of 4 are all 12 rows
     total = sum(row["length"] for row in rows(12))
@@ -215,6 +219,12 @@ def test_every_token_is_counted_once(train):
     seen = np.diff([0, *(line["tokens"] for line in logged)])
     assert seen @ [line["supervised_share"] for line in logged] == pytest.approx(supervised)
     assert all(line["tokens_per_second"] > 0 for line in logged)
+    positions = sum(  # each step is one batch, padded to its longest row
+        4 * max(rows(12)[index]["length"] for index in batch)
+        for batch in np.array(list(trainer._get_train_sampler())).reshape(3, 4)
+    )
+    padding = [t * share / (1 - share) for t, share in zip(seen, shares(logged), strict=True)]
+    assert sum(padding) == pytest.approx(positions - total)
 
 
 @pytest.mark.parametrize(("every", "expected"), [(2, [2, 3]), (5, [3])])

@@ -11,6 +11,8 @@ from pathlib import Path
 from snakemake.api import SnakemakeApi
 from snakemake.settings.types import ConfigSettings, OutputSettings, Quietness, ResourceSettings
 
+ASKED = ("gpu", "mem_mb", "runtime", "nodes", "gres", "mpi", "tasks", "tasks_per_gpu")
+
 snakefile, config, cores = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
     loaded = api.workflow(
@@ -31,9 +33,7 @@ with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as api:
             "log": list(map(str, job.log)),
             "benchmark": str(job.benchmark),
             "conda": job.rule.conda_env,
-            "resources": {
-                k: v for k, v in job.resources.items() if k in ("gpu", "mem_mb", "runtime")
-            },
+            "resources": {k: v for k, v in job.resources.items() if k in ASKED},
         }
         for job in workflow.dag.jobs
     ]

@@ -27,6 +27,10 @@ BAD = {
         {"runs": {"tiny-full": {"gpus": 3}}},
         "batch.global 4 is not a multiple of batch.micro 1 x 3 GPUs = 3. Set batch.global to 3 or",
     ),
+    "batch over nodes": (
+        {"runs": {"tiny-full": {"gpus": 2, "nodes": 3}}},
+        "batch.global 4 is not a multiple of batch.micro 1 x 6 GPUs = 6. Set batch.global to 6.",
+    ),
     "model name": (
         {"runs": {"tiny-full": {"model": "tinny"}}},
         "runs.tiny-full.model: no model is called 'tinny'; did you mean 'tiny'?",
@@ -47,6 +51,16 @@ def test_bad_config_stops_at_parse_time(name: str, tiny_model: Path, tmp_path: P
     assert text in done.stdout
     assert "config.yaml:" in done.stdout
     assert "Traceback" not in done.stdout
+
+
+def test_several_nodes_without_slurm_are_refused_before_the_first_job(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    project = make_project(tmp_path, tiny_model, runs={"tiny-full": {"nodes": 2}})
+    done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 1
+    assert "this run wants 2 nodes, and this is no SLURM job. Submit it: `snakemake" in done.stdout
+    assert not (project / "results").exists()
 
 
 def test_wrong_file_stops_before_a_gpu_is_asked_for(tiny_model: Path, tmp_path: Path) -> None:
@@ -84,7 +98,7 @@ def test_too_big_for_the_gpu_is_refused_by_the_plan(copied: Path, tiny_model: Pa
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=copied)
     assert done.returncode == 1
     assert "ERROR plan_run: needs about 0.8 GB on each GPU, but each has 0.5" in done.stdout
-    assert "Try: `gradient_checkpointing: true`, `launch: zero3-offload`, more gpus" in done.stdout
+    assert "The largest part is context (0.8 GB). No single change fits." in done.stdout
 
 
 def test_no_gpu_granted_is_an_error(copied: Path) -> None:

@@ -58,10 +58,16 @@ def test_evaluation_key_never_retrains(finished: Path) -> None:
         {"gpus": 1},
         {"gpus": 4},
         {"batch": {"global": 4, "micro": 2}},
+        {"batch": {"global": 4, "micro": "auto"}},
+        {"gradient_checkpointing": True},
         {"gpu_memory_gb": 24},
+        {"gpu_model": "h100", "allow_oversubscription": True},
         {"checkpoint_minutes": 5, "timeout_minutes": 60},
     ],
-    ids=["fewer gpus", "more gpus", "micro-batch", "gpu memory", "when to save and give up"],
+    ids=[
+        *("fewer gpus", "more gpus", "micro-batch", "micro-batch auto", "recomputing"),
+        *("gpu memory", "gpu model", "when to save and give up"),
+    ],
 )
 def test_where_and_how_it_is_split_never_retrains(finished: Path, change: dict) -> None:
     assert jobs_after(finished, runs={"tiny-full": change}) == {}

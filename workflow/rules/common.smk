@@ -15,6 +15,7 @@ sys.path.insert(0, str(SCRIPTS))
 from finetune import cluster, stages
 from finetune.cli import UserError
 from finetune.config_errors import ConfigError, load_config
+from finetune.nodes import check_nodes
 from finetune.sources import data_inputs, model_inputs
 from finetune.splits import SPLITS
 
@@ -39,21 +40,27 @@ except ConfigError as error:
 
 # Before the first job: an executor's settings are known only now.
 onstart:
-    for job in workflow.dag.needrun_jobs():
+    settings, jobs = workflow.executor_settings, list(workflow.dag.needrun_jobs())
+    for job in jobs:
         if job.rule.name == "train":
             keep_trained(job, workflow.dag.reason(job))
-    settings = workflow.executor_settings
-    if type(settings).__module__ == "snakemake_executor_plugin_slurm":
-        jobs = [job for job in workflow.dag.needrun_jobs() if not job.is_local]
-        try:
+    try:
+        if type(settings).__module__ == "snakemake_executor_plugin_slurm":
             cluster.check_cluster(
                 os.getcwd(),
                 settings.status_command,
                 settings.init_seconds_before_status_checks,
-                [(job.rule.name, job.resources) for job in jobs],
+                [
+                    (job.rule.name, job.resources)
+                    for job in jobs
+                    if not job.is_local
+                ],
             )
-        except UserError as error:
-            raise WorkflowError(str(error)) from None
+        else:
+            for job in jobs:
+                check_nodes(job.resources.get("gpu"), job.resources.get("nodes", 1))
+    except UserError as error:
+        raise WorkflowError(str(error)) from None
 
 
 wildcard_constraints:
@@ -75,6 +82,13 @@ def dataset_of(wildcards):
 
 def run_of(wildcards):
     return CONFIG.runs[wildcards.run]
+
+
+def on_nodes(resource):
+    """A resources function: what a run of several nodes asks for besides. None is not asked for."""
+    return lambda wildcards: (
+        resource(run_of(wildcards)) if run_of(wildcards).nodes > 1 else None
+    )
 
 
 def for_run(pattern):
@@ -116,7 +130,8 @@ def keep_trained(job, reason):
 def plan_settings(wildcards):
     """Where a run is trained, and how its batch is split, is planned again only if it still has
     to be trained: a finished one keeps the plan that it was trained with."""
-    now = stages.plan_settings(run_of(wildcards), dataset_of(wildcards))
+    sections = (section(wildcards) for section in (run_of, dataset_of, model_of))
+    now = stages.plan_settings(*sections)
     plan = Path("results", "runs", wildcards.run, "plan.json")
     if plan.exists() and trained_as_configured(wildcards):
         then = json.loads(plan.read_text())["settings"]

@@ -25,7 +25,7 @@ rule evaluate_run:
     threads: 4
     resources:
         gpu=1,
-        mem_mb=32000,
+        mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "evaluate", n)),
         runtime=240,
     params:
         settings=settings_of(stages.evaluate_settings, dataset_of, model_of),
@@ -50,5 +50,9 @@ use rule evaluate_run as evaluate_baseline with:
         "logs/evaluate_baseline/{model}/{dataset}.log",
     benchmark:
         "benchmarks/evaluate_baseline/{model}/{dataset}.tsv"
+    resources:
+        gpu=1,
+        mem_mb=told_by(MODEL, resources.baseline_mem_mb),
+        runtime=240,
     message:
         "Evaluating base model {wildcards.model} on {wildcards.dataset}"

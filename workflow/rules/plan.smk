@@ -1,12 +1,14 @@
 """Before a GPU is asked for.
 
-plan_run  model.json + lint.json -> results/runs/{run}/plan.json: batch split, memory, refusals
+plan_run  model.json, config.json + lint.json -> results/runs/{run}/plan.json: batch split, memory,
+          refusals, neighbours
 """
 
 
 rule plan_run:
     input:
         model=for_run("results/models/{model}/model.json"),
+        pretrained=for_run("results/models/{model}/pretrained"),
         lint=for_run("results/tokens/{dataset}/{model}/lint.json"),
     output:
         "results/runs/{run}/plan.json",
@@ -26,4 +28,5 @@ rule plan_run:
         "Planning run {wildcards.run}"
     shell:
         'python "$SCRIPTS"/plan_run.py --settings {params.settings:q}'
-        " --model {input.model} --lint {input.lint} --output {output} 2> {log}"
+        " --model {input.model} --pretrained {input.pretrained} --lint {input.lint}"
+        " --calibration results/calibration.jsonl --output {output} 2> {log}"

@@ -25,9 +25,16 @@ rule train:
         "../../envs/finetune.yaml"
     threads: lambda w: 4 * run_of(w).gpus
     resources:
-        gpu=lambda w: run_of(w).gpus,
-        mem_mb=lambda w: 16000 * run_of(w).gpus,
-        runtime=24 * 60,
+        gpu=lambda w: run_of(w).gpus * run_of(w).nodes,
+        mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "train", n)),
+        disk_mb=told_by(PLAN, lambda plan, _: resources.disk_mb(plan, "train")),
+        runtime=train_runtime,
+        # launch.py calls srun itself: `mpi` has the rule start once, on the first node
+        nodes=on_nodes(lambda run: run.nodes),
+        gres=on_nodes(lambda run: f"gpu:{run.gpus}"),
+        mpi=on_nodes(lambda run: "srun"),
+        tasks=on_nodes(lambda run: run.nodes),
+        tasks_per_gpu=on_nodes(lambda run: 0),
     params:
         settings=settings_of(stages.train_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),
@@ -38,7 +45,8 @@ rule train:
         'python "$SCRIPTS"/launch.py --settings {params.settings:q} --config {params.frozen}'
         " --gpus {resources.gpu} --threads {threads} --plan {input.plan}"
         " --model {input.model} --tokens {params.tokens} --output {output.trained}"
-        " --metrics {output.metrics} --record {output.record} 2> {log}"
+        " --metrics {output.metrics} --record {output.record}"
+        " --calibration results/calibration.jsonl 2> {log}"
 
 
 rule merge:
@@ -59,8 +67,9 @@ rule merge:
     threads: 4
     resources:
         gpu=0,
-        mem_mb=64000,
-        runtime=120,
+        mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "merge", n)),
+        disk_mb=told_by(PLAN, lambda plan, _: resources.disk_mb(plan, "merge")),
+        runtime=told_by(PLAN, lambda plan, _: resources.merge_minutes(plan)),
     params:
         settings=settings_of(stages.merge_settings, run_of, model_of),
         tokens=subpath(input.tokens, parent=True),

@@ -1,4 +1,4 @@
-"""`accelerate launch`, for launch.py: it dies with it, and tells how its first rank died.
+"""`accelerate launch` on a node, for launch.py: it ends with it, and tells how its first rank died.
 
 Takes the options of `accelerate launch`. Of a rank that was killed nothing else is left to tell:
 accelerate prints a ChildFailedError, which names the agent's own trouble.
@@ -10,19 +10,23 @@ import os
 import sys
 from pathlib import Path
 
+from finetune.nodes import join
 from finetune.outcome import claim
-from finetune.processes import PARENT, die_with_parent
+from finetune.processes import PARENT, block_stops, die_with_parent
 
 
 def main() -> None:
+    block_stops()  # srun starts it with no signal blocked
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())  # that of the ranks
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    folder = Path(os.environ["FINETUNE_STATE"])
+    folder, options = Path(os.environ["FINETUNE_STATE"]), launch_command_parser().parse_args()
+    if options.num_machines:  # of one node nothing is said
+        join(options)
     try:
-        launch_command(launch_command_parser().parse_args())
+        launch_command(options)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         claim(folder, "died", rank=rank, exit_code=failure.exitcode)

@@ -28,7 +28,7 @@ TEXT_SCORES = ("loss", "perplexity", "token_accuracy", "code")
 CLASS_SCORES = ("loss", "accuracy", "macro_f1", "per_class", "confusion_matrix", "code")
 FACTS = (
     *("model_name", "dataset_name", "settings", "tokens_per_second", "peak_memory"),
-    *("predicted_memory", "wall_seconds", "world_size", "steps", "code"),
+    *("wall_seconds", "world_size", "steps", "code"),
 )
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.files import check_complete, read_json, write_aside, write_json
 from finetune.leases import lease, visible_devices
+from finetune.peaks import PeakMemory
 from finetune.provenance import code_commit
 
 METRICS = Path(__file__).resolve().parents[1] / "metrics"
@@ -44,16 +45,17 @@ def main() -> None:
 
 def evaluate_model(args: argparse.Namespace) -> None:
     """Score, write the predictions, then the metrics."""
-    from finetune.provenance import peak_memory, process_seconds
+    from finetune.provenance import process_seconds
     from finetune.tokens import open_tokens
 
     tokens, lint = open_tokens(args.tokens), read_json(args.lint)
     if len(tokens) == 0:
         raise UserError("the test split is empty; give split.test a share under the dataset.")
     evaluate = evaluate_text if lint["labels"] is None else evaluate_classes
-    results, lines = evaluate(args, tokens, lint)
+    with PeakMemory() as memory:
+        results, lines = evaluate(args, tokens, lint)
     write_predictions(args.predictions, lines)
-    results |= {"peak_memory": peak_memory(), "wall_seconds": process_seconds(), "code": CODE}
+    results |= {"peak_memory": memory.peak, "wall_seconds": process_seconds(), "code": CODE}
     write_json(args.metrics, {"rows": len(tokens)} | results)
     say(f"evaluate_model: {args.model}: {summary(results)}")
 
@@ -89,7 +91,7 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     import torch
 
     from finetune.collator import RowCollator
-    from finetune.scores import batch_scores
+    from finetune.scores import scores_in_pieces
 
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
@@ -98,7 +100,7 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     for start in range(0, len(order), size):
         batch = collate([tokens[i] for i in order[start : start + size]]).to(model.device)
         with torch.inference_mode():
-            nll, count, correct = batch_scores(model, batch)[0].double().T.tolist()
+            nll, count, correct = scores_in_pieces(model, batch).double().T.tolist()
         metric.add_batch(nll=nll, tokens=count, correct=correct)
     return metric.compute()
 

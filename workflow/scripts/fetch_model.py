@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -166,6 +166,7 @@ def model_config(folder: Path, trust_remote_code: bool):
 def describe(folder: Path, settings: dict) -> dict:
     """Architecture and exact counts, from the meta device: no weight is read."""
     from finetune.architecture import is_causal, outline
+    from finetune.shapes import linear_layers
     from finetune.tokenizer import load_tokenizer
 
     trust = settings["trust_remote_code"]
@@ -179,7 +180,7 @@ def describe(folder: Path, settings: dict) -> dict:
         "causal": is_causal(config),
         # parameters() yields a tied weight once
         "parameters": sum(p.numel() for p in model.parameters()),
-        "linear_layers": linear_layers(model),
+        "linear_layers": [asdict(layer) for layer in linear_layers(model)],
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "heads": config.num_attention_heads,
@@ -189,22 +190,6 @@ def describe(folder: Path, settings: dict) -> dict:
         "tokens": {k: getattr(tokenizer, f"{k}_token") for k in ("bos", "eos", "pad")},
         "chat_template": tokenizer.chat_template is not None,
     }
-
-
-def linear_layers(model) -> list[dict]:
-    """The layers that 4-bit quantization and `all-linear` adapters take: all but the head."""
-    from torch.nn import Linear
-    from transformers.pytorch_utils import Conv1D
-
-    counts: Counter = Counter()
-    for path, module in model.named_modules():
-        if isinstance(module, (Linear, Conv1D)) and module is not model.get_output_embeddings():
-            rows, columns = module.weight.shape
-            turned = isinstance(module, Conv1D)  # GPT-2 stores its weights transposed
-            size = (rows, columns) if turned else (columns, rows)
-            counts[(path.rsplit(".", 1)[-1], *size)] += 1
-    names = ("name", "in_features", "out_features", "count")
-    return [dict(zip(names, (*key, count), strict=True)) for key, count in counts.items()]
 
 
 def file_record(folder: Path, with_digests: bool) -> dict[str, dict]:

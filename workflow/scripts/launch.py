@@ -1,6 +1,7 @@
 """Start train.py in one process per GPU, through `accelerate launch --config_file`.
 
-Reads plan.json for the number of processes that was planned, and the number Snakemake granted.
+Reads plan.json for the number of processes and nodes that was planned, and takes the number of
+GPUs, over all nodes, that Snakemake granted.
 Freezes the run's settings into train.yaml. Where there is no GPU the same command line starts
 CPU processes. Ends with 0 when all steps are done, with 75 when it was stopped and can go on.
 """
@@ -19,14 +20,17 @@ from pathlib import Path
 
 import yaml
 
+from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.batch import split_batch
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, describe, read_settings, run_script, say
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
+from finetune.nodes import Nodes, check_nodes
+from finetune.plans import read_plan
 from finetune.processes import STOPS, block_stops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,24 +50,41 @@ THREAD_VARIABLES = (
 def main() -> None:
     block_stops()
     args = parse()
-    plan, state = read_json(args.plan), args.output.parent / "checkpoints"
+    plan, state = read_plan(args.plan), args.output.parent / "checkpoints"
+    nodes = Nodes(plan["settings"]["nodes"], args.threads)
+    check_nodes(args.gpus, nodes.count)
     state.mkdir(parents=True, exist_ok=True)
     with only_launch(args.output.parent) as lock:
-        devices = visible_devices()
-        check_devices(args.gpus, plan, len(devices))
-        check_space(state, args.settings, read_json(args.model.parent / "model.json"))
+        devices, here = visible_devices(), args.gpus // nodes.count
+        check_devices(args.gpus, plan, len(devices) * nodes.count)
+        check_space(state, plan["memory"]["disk"])
         check_time(end := end_of_job(), state)
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
         facts = facts_of(args.settings, plan, args.tokens, args.model)
         facts["world_size"] = args.gpus
-        with lease(args.gpus, devices, pause=pause) as ids:
-            env = environment(args.threads, args.gpus, ids)
+        with lease(here, devices, pause=pause) as ids:
+            env = environment(args.threads, here, ids)
             env |= {END_TIME: str(end)} if end else {}
             env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *lock_paths(ids)])))
-            attempts = Attempts(state, plan, facts, partial(agent_command, args, state), env)
+            attempts = Attempts(state, plan, facts, partial(agent_command, args, state, nodes), env)
             code = attempts.run()
+        if code == 0:
+            keep_for_later(args, plan)
     sys.exit(code)
+
+
+def keep_for_later(args: argparse.Namespace, plan: dict) -> None:
+    """What this run took, for the plans of others."""
+    try:
+        longest = read_json(args.tokens / "lint.json")["train"]["longest"]
+        line = calibration.finished(read_json(args.record), plan, longest)
+        calibration.append(args.calibration, line)
+    except Exception as error:  # any: a job that fails now loses its finished model
+        say(
+            f"launch: no later plan learns from this run, {args.calibration} could not be "
+            f"written: {describe(error)}"
+        )
 
 
 @contextmanager
@@ -101,9 +122,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", required=True, type=read_settings)
     parser.add_argument("--gpus", required=True, type=int, help="granted, one process per GPU")
-    parser.add_argument("--threads", required=True, type=int, help="CPU threads of the whole job")
+    parser.add_argument("--threads", required=True, type=int, help="CPU threads on a node")
     parser.add_argument("--config", required=True, type=Path, help="where settings are frozen")
-    for name in ("plan", "tokens", "model", "output", "metrics", "record"):
+    for name in ("plan", "tokens", "model", "output", "metrics", "record", "calibration"):
         parser.add_argument(f"--{name}", required=True, type=Path)
     return parser.parse_args()
 
@@ -126,9 +147,10 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
 
 
 def agent_command(
-    args: argparse.Namespace, state: Path, micro: int, checkpoint: Path | None
+    args: argparse.Namespace, state: Path, nodes: Nodes, micro: int, checkpoint: Path | None
 ) -> list[str]:
-    command = accelerate_command(args.settings["launch"], args.gpus) + train_command(args)
+    command = nodes.srun() + accelerate_command(args.settings["launch"], args.gpus)
+    command += nodes.meeting() + train_command(args)
     command += ["--state", str(state), "--micro-batch", str(micro)]
     command += ["--resume", str(checkpoint)] if checkpoint else []
     print("launch:", " ".join(command), file=sys.stderr, flush=True)
@@ -139,7 +161,7 @@ def accelerate_command(launch: str, processes: int) -> list[str]:
     """`accelerate launch`. `--config_file` keeps a user's default accelerate config out."""
     config = ROOT / "config" / "accelerate" / f"{launch}.yaml"
     command = [sys.executable, str(AGENT), "--config_file", str(config)]
-    command += ["--num_processes", str(processes), "--main_process_port", "0"]
+    command += ["--num_processes", str(processes)]
     deepspeed = yaml.safe_load(config.read_text()).get("deepspeed_config")
     if deepspeed:  # the file names it relative to the repository; jobs may run elsewhere
         command += ["--deepspeed_config_file", str(ROOT / deepspeed["deepspeed_config_file"])]

@@ -1,46 +1,137 @@
 """Rule plan_run: how the batch is split and whether the run fits, before a GPU is asked for.
 
-Reads the run's settings, `model.json` and `lint.json`; loads no weights. Writes `plan.json`.
-A run that cannot work ends here, with what to change.
+Reads the run's settings, the model's config, `model.json` and `lint.json`; loads no weights.
+Writes `plan.json`. A run that cannot work ends here, with the smallest change that helps.
+
+Without a run it answers what would fit:
+
+    python workflow/scripts/plan_run.py --model Qwen/Qwen2.5-7B --gpus 4 --gpu-memory 24
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.advice import cheaper
+from pydantic import ValidationError
+
+from finetune import cli
 from finetune.batch import split_batch
+from finetune.calibration import Finished, read
 from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
+from finetune.config import Dataset, Model, Run, complete_run
+from finetune.config_errors import readable
+from finetune.devices import GB, find_device
 from finetune.files import read_json, write_json
-from finetune.memory import ModelShapes, training_memory
+from finetune.gpu_models import GPU_MODELS
+from finetune.memory import Job
+from finetune.neighbours import neighbours, table
+from finetune.outlook import checked, job_of, memory_section, outlook, request_of, shapes_in
+from finetune.shapes import Shapes
 from finetune.splits import SPLITS
+from finetune.stages import plan_settings
 
-GB = 1e9
 LARGE = 14e9
 """Above a "13B" model (13.02e9 for LLaMA) the QLoRA paper halves the learning rate (table 9)."""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--settings", required=True, type=read_settings)
-    parser.add_argument("--model", required=True, type=Path, help="model.json")
-    parser.add_argument("--lint", required=True, type=Path, help="lint.json")
-    parser.add_argument("--output", required=True, type=Path, help="plan.json")
-    args = parser.parse_args()
-
-    model, lint = read_json(args.model), read_json(args.lint)
+    args = parse()
+    if args.settings is None:
+        show_outlook(args)
+        return
+    model, lint = read_json(Path(args.model)), read_json(args.lint)
     check_task(args.settings["task"], model, lint)
     check_data(lint, args.settings["checks"], args.lint.with_suffix(".html"))
-    plan = batch_plan(args.settings, lint["train"]["sequences"])
-    plan["learning_rate"] = learning_rate(args.settings, model["parameters"])
-    plan["memory"] = memory_plan(args.settings, model, lint)
-    plan["settings"] = args.settings
-    check_context(model, max(lint[split]["longest"] for split in SPLITS))
+    check_rows(args.settings["batch"]["global"], lint["train"]["sequences"])
+    check_context(model["context"], max(lint[split]["longest"] for split in SPLITS))
+    shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
+    plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
     write_json(args.output, plan)
+    print(table(plan["neighbours"]), file=sys.stderr)
     say("plan_run: " + summary(plan))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", required=True, help="model.json; or a hub id, folder or config")
+    rule = parser.add_argument_group("a run of the workflow, as the rule gives it")
+    rule.add_argument("--settings", type=read_settings)
+    rule.add_argument("--pretrained", type=Path, help="folder of fetch_model")
+    rule.add_argument("--lint", type=Path, help="lint.json")
+    rule.add_argument("--calibration", type=Path, help="calibration.jsonl of earlier runs")
+    rule.add_argument("--output", type=Path, help="plan.json")
+    free = parser.add_argument_group("no run: what would fit")
+    free.add_argument("--gpus", type=int, default=1)
+    free.add_argument("--gpu-memory", type=float, metavar="GB", help="of one GPU; 1 GB = 1e9 bytes")
+    free.add_argument("--gpu-model", choices=GPU_MODELS)
+    free.add_argument("--method", default="qlora", choices=["qlora", "lora", "full"])
+    free.add_argument("--length", type=int, help="tokens of a row; 2048, or the model's context")
+    free.add_argument("--batch", type=int, default=16, help="rows per optimizer step")
+    free.add_argument("--lora-rank", type=int, default=16)
+    args = parser.parse_args()
+    given = [args.pretrained, args.lint, args.calibration, args.output]
+    if args.settings and not all(given):
+        parser.error("--settings needs --pretrained, --lint, --calibration and --output")
+    return args
+
+
+def earlier_runs(path: Path) -> list[Finished]:
+    """What a line cannot be read of is no reason not to plan."""
+    lines, damaged = read(path)
+    if damaged:
+        say(f"plan_run: {path}: {damaged} damaged lines are not used")
+    return lines
+
+
+def show_outlook(args: argparse.Namespace) -> None:
+    """The table alone, on stdout."""
+    run, dataset = asked(args)
+    settings = plan_settings(run, dataset, Model(source=args.model))
+    shapes, device = shapes_in(args.model, False), find_device(settings)
+    length = args.length or min(dataset.max_length, shapes.context or dataset.max_length)
+    check_context(shapes.context, length)
+    entries = outlook(shapes, settings, {"train": {"longest": length}, "labels": None}, device)
+    where = f"{device.name}, {device.available / GB:.1f} GB"
+    if device.cpu:
+        where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"
+    print(f"{args.model}, rows of {length} tokens, all supervised; {where}", file=cli.terminal)
+    print(table(entries), file=cli.terminal)
+
+
+def asked(args: argparse.Namespace) -> tuple[Run, Dataset]:
+    """As the config has them, by whose rules they are checked."""
+    keys = {"method": args.method, "gpus": args.gpus, "batch": {"global": args.batch}}
+    keys |= {"gpu_memory_gb": args.gpu_memory, "gpu_model": args.gpu_model}
+    keys |= {} if args.method == "full" else {"lora": {"rank": args.lora_rank}}
+    length = {} if args.length is None else {"max_length": args.length}
+    try:
+        run = Run.model_validate(complete_run({}, {"model": "m", "dataset": "d"} | keys))
+        return run, Dataset(source="-", **length)
+    except ValidationError as error:
+        faults = (f"{'.'.join(key)}: {text}" for key, text in readable(error, keys))
+        raise UserError("; ".join(fault.removeprefix(": ") for fault in faults)) from error
+
+
+def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Finished] = ()) -> dict:
+    """All of plan.json. Raises UserError for a run that cannot work."""
+    check_adapters(settings.get("lora"), shapes)
+    device = find_device(settings)
+    request = request_of(settings, shapes, device, earlier)
+    job = job_of(settings, shapes, lint, device)
+    job = checked(request, job, settings["allow_oversubscription"])
+    plan = batch_plan(settings, job, lint["train"]["sequences"])
+    plan["learning_rate"] = learning_rate(settings, shapes.parameters)
+    plan["memory"] = memory_section(request, job)
+    plan["time"] = request.history.time(job, tokens_seen(plan, lint["train"]))
+    plan["neighbours"] = neighbours(request, job)
+    return plan | {"settings": settings}
 
 
 def check_data(lint: dict, checks: dict, page: Path) -> None:
@@ -70,24 +161,33 @@ def check_task(task: str, model: dict, lint: dict) -> None:
         )
 
 
-def batch_plan(settings: dict, rows: int) -> dict:
-    """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
-    size, micro = settings["batch"]["global"], settings["batch"]["micro"]
+def check_rows(size: int, rows: int) -> None:
     if rows < size:
         raise UserError(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
+
+
+def batch_plan(settings: dict, job: Job, rows: int) -> dict:
+    """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
+    size = settings["batch"]["global"]
     steps_per_epoch = rows // size
     length = steps_per_epoch * (settings["epochs"] or 1)
     # 100 steps x 0.07 epochs is 7.000000000000001 as a float, and 7 to people
     steps = settings["steps"] or max(1, math.ceil(round(length, 6)))
     return {
-        "world_size": settings["gpus"],
+        "world_size": job.world,
         "global_batch": size,
-        "micro_batch": micro,
-        "accumulation": split_batch(size, micro, settings["gpus"]),
+        "micro_batch": job.micro,
+        "accumulation": split_batch(size, job.micro, job.world),
+        "gradient_checkpointing": job.checkpointing,
         "steps_per_epoch": steps_per_epoch,
         "steps": steps,
         "rows_unseen_per_epoch": rows % size,
     }
+
+
+def tokens_seen(plan: dict, train: dict) -> int:
+    """Tokens of all steps, padding left out."""
+    return round(train["tokens"] * plan["steps"] * plan["global_batch"] / train["sequences"])
 
 
 def learning_rate(settings: dict, parameters: int) -> float:
@@ -100,32 +200,15 @@ def learning_rate(settings: dict, parameters: int) -> float:
     return 2e-4 if parameters <= LARGE else 1e-4
 
 
-def memory_plan(settings: dict, model: dict, lint: dict) -> dict:
-    """Predicted bytes by part against what a GPU has. Raises UserError when it cannot fit."""
-    lora = settings.get("lora", {"rank": 0, "target_modules": []})
-    check_targets(lora["target_modules"], model)
-    parts = training_memory(
-        ModelShapes.of(model, lora["rank"], lora["target_modules"]),
-        method=settings["method"],
-        launch=settings["launch"],
-        gpus=settings["gpus"],
-        double=settings.get("quantization", {}).get("double", False),
-        micro=settings["batch"]["micro"],
-        length=lint["train"]["longest"],
-        checkpointing=settings["gradient_checkpointing"],
-        classes=len(lint["labels"]) if lint["labels"] else None,
-    )
-    total, (available, seen) = sum(parts.values()), device_memory(settings)
-    if available is not None and total > available:
+def check_adapters(lora: dict | None, shapes: Shapes) -> None:
+    """What peft would refuse, or find nowhere, when the model is loaded."""
+    targets = lora["target_modules"] if lora else []
+    if lora and lora["dropout"] and targets == "all-linear" and shapes.expert_adapters:
         raise UserError(
-            f"needs about {total / GB:.1f} GB on each GPU, but each has {available / GB:.1f} "
-            f"({seen}). {cheaper(settings, parts)}"
+            "this model has experts in one tensor, and peft adapts such only without dropout: set "
+            "`lora: {dropout: 0}`, or name the layers in lora.target_modules."
         )
-    return {"parts": parts, "total": total, "available": available, "device": seen}
-
-
-def check_targets(targets: str | list[str], model: dict) -> None:
-    names = sorted({layer["name"] for layer in model["linear_layers"]})
+    names = sorted({layer.name for layer in shapes.linear})
     if unknown := [t for t in targets if isinstance(targets, list) and t not in names]:
         raise UserError(
             f"lora.target_modules {', '.join(unknown)}: no such linear layer in this model; it "
@@ -133,30 +216,35 @@ def check_targets(targets: str | list[str], model: dict) -> None:
         )
 
 
-def device_memory(settings: dict) -> tuple[float | None, str]:
-    """Bytes for one process, and where the number is from."""
-    if settings["gpu_memory_gb"]:
-        return settings["gpu_memory_gb"] * GB, "gpu_memory_gb"
-    import torch
-
-    if torch.cuda.is_available():
-        device = torch.cuda.get_device_properties(0)
-        return device.total_memory, device.name
-    return None, "no GPU seen here; set gpu_memory_gb to have it checked"
-
-
-def check_context(model: dict, longest: int) -> None:
-    if model["context"] is not None and longest > model["context"]:
+def check_context(context: int | None, longest: int) -> None:
+    if context is not None and longest > context:
         raise UserError(
-            f"the longest row has {longest} tokens, but the model's context is "
-            f"{model['context']}; set max_length under the dataset to at most that."
+            f"the longest row has {longest} tokens, but the model's context is {context}; set "
+            "max_length under the dataset to at most that."
         )
 
 
 def summary(plan: dict) -> str:
     split = f"{plan['micro_batch']} x {plan['accumulation']} x {plan['world_size']}"
-    memory = f"{plan['memory']['total'] / GB:.1f} GB per GPU predicted"
-    return f"{plan['steps']} steps of {plan['global_batch']} rows = {split}; {memory}"
+    again = ", activations recomputed" if plan["gradient_checkpointing"] else ""
+    memory = plan["memory"]
+    used = f"{memory['total'] / GB:.1f} of {memory['available'] / GB:.1f} GB"
+    time = f"; about {plan['time']['seconds'] / 60:.0f} min" if plan["time"] else ""
+    return (
+        f"{plan['steps']} steps of {plan['global_batch']} rows = {split}{again}; {used} for each "
+        f"predicted ({memory['device']}), {learned(memory)}{time}"
+    )
+
+
+def learned(memory: dict) -> str:
+    """What earlier runs say of the prediction."""
+    found = memory["calibration"]["process"]
+    if found is None:
+        return "uncalibrated"
+    return (
+        f"{found['corrected'] / GB:.1f} corrected by earlier runs: {found['runs']}, measured / "
+        f"predicted {found['low']:.2f} to {found['high']:.2f}"
+    )
 
 
 if __name__ == "__main__":

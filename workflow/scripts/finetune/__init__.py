@@ -7,12 +7,14 @@ models      sources, hub, architecture, tokenizer, weights
 data        places, readers, json_text, utf8, values, formats, conversations, records, splits, tally
 tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolation
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
-plan        batch, memory, advice
-launch      leases, processes, attempts, backoff, facts, history, outcome, disk, deadline
+plan        outlook, shapes, memory, activations, host, devices, gpu_models, batch, fitting,
+            advice, neighbours, calibration, plans, resources
+launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk, deadline,
+            peaks
 cluster     cluster (asked by the Snakefile before the first job)
-training    training, modeling, trainer, collator, classification, sampling, scores, guards,
-            checkpoints, counters, stopping, faults, watchdog, progress, metric_lines, spikes,
-            training_record
+training    training, modeling, adapter, head, trainer, collator, classification, sampling,
+            scores, guards, checkpoints, counters, stopping, faults, watchdog, progress,
+            metric_lines, spikes, training_record
 after it    model_card, generation, summary, class_tables, figures
 everywhere  cli, files, parallel, provenance
 """

@@ -32,9 +32,10 @@ def headless_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
 
 
 def outline(
-    folder: Path, trust_remote_code: bool, labels: list[str] | None = None
+    folder: Path | str, trust_remote_code: bool, labels: list[str] | None = None
 ) -> PreTrainedModel:
-    """The model of a folder on the meta device: names and shapes, no weight."""
+    """The model of a folder, a config.json or a hub id, on the meta device: names and shapes, no
+    weight."""
     auto, head = head_of(folder, trust_remote_code, labels)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code, **head)
     with torch.device("meta"):

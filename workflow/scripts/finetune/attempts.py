@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from finetune import checkpoints, cli
+from finetune import checkpoints, cli, peaks
 from finetune.advice import last_remedies
 from finetune.backoff import fitting_micro, smaller_micro
 from finetune.batch import split_batch
@@ -23,7 +23,7 @@ from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
 from finetune.history import backed_off, note_kill, read_history, record
 from finetune.metric_lines import LINES, cut_back, read_lines
-from finetune.outcome import OUTCOME, read_outcome
+from finetune.outcome import OUTCOME, last_outcome
 from finetune.processes import PARENT, STOPS
 
 STOPPED = 75
@@ -47,7 +47,7 @@ class Attempts:
         self.state, self.plan, self.facts, self.command = state, plan, facts, command
         self.env = env | {PARENT: str(os.getpid()), "FINETUNE_STATE": str(state)}
         self.stopping = self.killed = False
-        note_kill(state, self.last_step())
+        note_kill(state, self.last_step(), peaks.left_behind(state))
         most = min(plan["micro_batch"], backed_off(read_history(state)) or plan["micro_batch"])
         self.micro = fitting_micro(plan["global_batch"], facts["world_size"], most)
 
@@ -78,6 +78,7 @@ class Attempts:
         cut_back(self.state / LINES, step)
         for name in (OUTCOME, "stop"):
             (self.state / name).unlink(missing_ok=True)
+        peaks.forget(self.state)
         self.note("resumed" if checkpoint else "started", step)
         return checkpoint
 
@@ -103,7 +104,7 @@ class Attempts:
 
     def conclude(self, returned: int, seconds: float) -> int | None:
         """The exit code of the job, or None to start again."""
-        outcome = read_outcome(self.state)
+        outcome = last_outcome(self.state)
         if returned == 0 and not outcome:
             return 0
         self.seconds = seconds
@@ -129,7 +130,7 @@ class Attempts:
         where = f"rank {rank} ran out of memory at step {step} with micro-batch {self.micro}"
         if micro is None:
             self.note("failed", outcome["step"], text=outcome["text"])
-            advice = last_remedies(self.plan["settings"])
+            advice = last_remedies(self.plan)
             say(f"ERROR train: {where}, one row at a time. {advice} {self.resumes()}")
             return FAILED
         self.note("out of memory", outcome["step"], rank=rank, next_micro_batch=micro)
@@ -172,6 +173,7 @@ class Attempts:
     def note(self, event: str, step: int, **facts: object) -> None:
         if event not in ("started", "resumed"):
             facts["seconds"] = round(self.seconds, 1)
+            facts["peak_memory"] = peaks.left_behind(self.state)
         record(self.state, event, step, micro_batch=self.micro, **facts)
 
     def last_step(self) -> int:

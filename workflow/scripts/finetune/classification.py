@@ -87,13 +87,16 @@ def class_lines(data: Path, ids: list[str], labels: list[str], nats: np.ndarray)
 class ClassificationTrainer(FinetuneTrainer):
     """FinetuneTrainer for rows of LabelCollator."""
 
-    batch_scores = staticmethod(class_scores)
     accuracy = "accuracy"
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, compute_loss_func=mean_over_rows, **kwargs)
         self.model_accepts_loss_kwargs = False  # the loss above takes the count, no model does
         self._loss_shifts_labels = False
+
+    @staticmethod
+    def row_scores(model: torch.nn.Module, batch: Mapping) -> torch.Tensor:
+        return class_scores(model, batch)[0]
 
     def supervised(self, inputs: Mapping) -> int:
         """No token is: the row is."""

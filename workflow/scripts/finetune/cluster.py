@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterable
+from math import inf
 
 from finetune.cli import UserError, say
 
@@ -37,7 +38,7 @@ def check_cluster(
     """Refuse what could only hang or be submitted in vain. `jobs`: rule and resources of each."""
     check_earlier_jobs(folder)
     check_accounting(status_command, first_poll)
-    check_partitions({(rule, r["slurm_partition"], r.get("runtime")) for rule, r in jobs})
+    check_partitions({(rule, r.get("slurm_partition"), r.get("runtime")) for rule, r in jobs})
 
 
 def check_earlier_jobs(folder: str) -> None:
@@ -59,7 +60,6 @@ def check_accounting(status_command: str, first_poll: int) -> None:
     """How Snakemake learns that a job has ended. Asked the wrong way it waits for ever."""
     config = ask("scontrol", "show", "config")
     storage = re.search(r"^AccountingStorageType\s*=\s*(\S+)", config, re.M)
-    kept = int(re.search(r"^MinJobAge\s*=\s*(\d+)", config, re.M)[1])
     if storage and storage[1] == "accounting_storage/slurmdbd":
         return
     if status_command == "sacct":
@@ -67,6 +67,7 @@ def check_accounting(status_command: str, first_poll: int) -> None:
             "this cluster keeps no accounts of jobs, so that sacct never tells when one ends and "
             "Snakemake would wait for ever. In the profile: `slurm-status-command: squeue`"
         )
+    kept = int(re.search(r"^MinJobAge\s*=\s*(\d+)", config, re.M)[1])
     if kept < 3 * first_poll:  # the plugin would turn to sacct by itself
         raise UserError(
             f"this cluster forgets ended jobs after {kept} s (MinJobAge) and keeps no accounts. In "
@@ -80,25 +81,28 @@ def check_accounting(status_command: str, first_poll: int) -> None:
         )
 
 
-def check_partitions(asked: set[tuple[str, str, int | None]]) -> None:
-    """Each is (rule, partition, minutes). A job over its partition's limit may pend for ever.
-    Minutes that a plan has still to tell are no number yet."""
-    known = partitions()
-    for rule, name, minutes in sorted(asked, key=str):
-        if name not in known:
+def check_partitions(asked: set[tuple[str, str | None, int | str | None]]) -> None:
+    """Each is (rule, one partition or several with commas, minutes). A job over the limit of its
+    partition may pend for ever. Minutes that a plan will tell are a string until there is one."""
+    known, used = partitions(), set()
+    for rule, names, minutes in sorted(asked, key=str):
+        chosen = names.split(",") if names else []  # else SLURM has a partition for it
+        for name in chosen:
+            if name not in known:
+                raise UserError(
+                    f"rule {rule} asks for the partition {name!r}, and this cluster has "
+                    f"{', '.join(known)}. Set `slurm_partition` in the profile"
+                )
+        limit = max((minutes_of(known[name]["MaxTime"]) for name in chosen), default=inf)
+        if isinstance(minutes, int) and minutes > limit:
             raise UserError(
-                f"rule {rule} asks for the partition {name!r}, and this cluster has "
-                f"{', '.join(known)}. Set `slurm_partition` in the profile"
-            )
-        limit = minutes_of(known[name]["MaxTime"])
-        if limit is not None and isinstance(minutes, int) and minutes > limit:
-            raise UserError(
-                f"rule {rule} asks for a runtime of {minutes} minutes, and the partition {name} "
+                f"rule {rule} asks for a runtime of {minutes} minutes, and the partition {names} "
                 f"allows {limit}: the job would wait for ever. Set `runtime: {limit}` for {rule} "
                 "under `set-resources` in the profile. Training that needs longer goes on in "
                 "another job"
             )
-    for name in sorted({name for _, name, _ in asked}):
+        used.update(chosen)
+    for name in sorted(used):
         if known[name].get("PreemptMode") == "CANCEL" and known[name].get("GraceTime") == "0":
             say(
                 f"slurm: the partition {name} cancels jobs that others need the place of, without "
@@ -113,9 +117,9 @@ def partitions() -> dict[str, dict[str, str]]:
     return {one["PartitionName"]: one for one in fields}
 
 
-def minutes_of(text: str) -> int | None:
-    """Whole minutes of `days-hours:minutes:seconds`; None for UNLIMITED."""
+def minutes_of(text: str) -> float:
+    """Whole minutes of `days-hours:minutes:seconds`; infinite for UNLIMITED."""
     if not (found := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)):
-        return None
+        return inf
     days, hours, minutes, _ = (int(part or 0) for part in found.groups())
     return (days * 24 + hours) * 60 + minutes

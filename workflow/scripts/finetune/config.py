@@ -20,6 +20,7 @@ from pydantic import (
 )
 
 from finetune.batch import split_batch
+from finetune.gpu_models import GPU_MODELS
 
 Method = Literal["qlora", "lora", "full"]
 Launch = Literal["ddp", "zero1", "zero2", "zero3", "zero3-offload"]
@@ -256,8 +257,9 @@ class Batch(Strict):
 
     global_: Count = Field(default=16, alias="global")
     """Rows per optimizer step, over all GPUs and accumulation steps. It never changes by itself."""
-    micro: Count = 1
-    """Rows a GPU holds at once. It changes speed and memory, not the result."""
+    micro: Literal["auto"] | Count = "auto"
+    """Rows a GPU holds at once. `auto`: the most that divide and fit. It changes speed and memory,
+    not the result."""
 
 
 class Lora(Strict):
@@ -321,9 +323,15 @@ class RunDefaults(Strict):
     launch: Launch = "ddp"
     """A file stem of config/accelerate/. Default: ddp for adapters and classifiers, else zero3."""
     gpus: Count = 1
-    """Processes, one per GPU. Where there is no GPU: CPU processes."""
+    """Processes on a node, one per GPU. Where there is no GPU: CPU processes."""
+    nodes: Count = 1
+    """Machines of a SLURM cluster, with `gpus` on each."""
     gpu_memory_gb: Positive | None = None
     """Memory of one GPU, when the plan is made on a host that cannot see it. GB = 1e9 bytes."""
+    gpu_model: Literal[*GPU_MODELS] | None = None
+    """The same by name: `a100-80`, `h100`, `l4`, …"""
+    allow_oversubscription: bool = False
+    """Start a run that is predicted not to fit, with a warning."""
     batch: Batch = Batch()
     lora: Lora = Lora()
     quantization: Quantization = Quantization()
@@ -334,8 +342,9 @@ class RunDefaults(Strict):
     """Passes over the training rows. Default: 1, unless `steps` is set."""
     steps: Count | None = None
     """Optimizer steps, instead of epochs."""
-    gradient_checkpointing: bool = True
-    """Recompute activations: about 30 % slower, several times less activation memory."""
+    gradient_checkpointing: Literal["auto", True, False] = "auto"
+    """Recompute activations: about 30 % slower, several times less activation memory. `auto`: only
+    where no micro-batch fits without. It changes no result."""
     log_every: Count = 5
     """Steps between two lines of metrics.jsonl."""
     validate_every: Count | None = None
@@ -376,7 +385,14 @@ class Run(RunDefaults):
 
     @model_validator(mode="after")
     def check_batch(self) -> Run:
-        split_batch(self.batch.global_, self.batch.micro, self.gpus)
+        chosen, world = self.batch.micro, self.gpus * self.nodes
+        split_batch(self.batch.global_, 1 if chosen == "auto" else chosen, world)
+        return self
+
+    @model_validator(mode="after")
+    def check_gpu(self) -> Run:
+        if self.gpu_memory_gb is not None and self.gpu_model is not None:
+            raise ValueError("set `gpu_memory_gb` or `gpu_model`, not both")
         return self
 
 

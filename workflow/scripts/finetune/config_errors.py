@@ -138,7 +138,10 @@ def found(value: Any) -> str:
     return f" (found {value!r})" if isinstance(value, (str, int, float)) else ""
 
 
-NO_KEYS = ("[key]", "literal['all-linear']", "list[str]")
+NO_KEYS = (
+    *("[key]", "literal['all-linear']", "list[str]"),
+    *("literal['auto']", "function-before[no_bool(), constrained-int]"),
+)
 """What pydantic adds to a place: that a key is meant, or which type of several."""
 
 

@@ -62,14 +62,20 @@ def slurm_end(job: str) -> float | None:
 def check_time(end: float | None, state: Path) -> None:
     """Refuse to start what could not save a single step. Nothing is known of a run at first."""
     pace = read_pace(state)
-    needed, left = sum(pace.values()) + SECONDS_TO_LEAVE, (end or 0) - time.time()
+    start, step, save = (pace.get(name, 0.0) for name in ("start", "step", "save"))
+    needed, left = start + margin(pace), (end or 0) - time.time()
     if end is not None and left < needed:
-        parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in pace.items())
         raise UserError(
-            f"this job ends in {left:.0f} s, and to train and save one step takes {needed:.0f} s "
-            f"({parts + ', ' if parts else ''}leave {SECONDS_TO_LEAVE:.0f}). Nothing was started. "
+            f"this job ends in {left:.0f} s, and to train and save one step may take "
+            f"{needed:.0f} s (start {start:.0f}, {SAFETY:g} times step {step:.0f} and save "
+            f"{save:.0f}, leave {SECONDS_TO_LEAVE:.0f}). Nothing was started. "
             "Give `train` more time: `runtime` under `set-resources` in the profile, in minutes."
         )
+
+
+def margin(pace: dict[str, float]) -> float:
+    """Seconds in which another step, and a save after it, surely end."""
+    return SAFETY * (pace.get("step", 0.0) + pace.get("save", 0.0)) + SECONDS_TO_LEAVE
 
 
 def read_pace(state: Path) -> dict[str, float]:
@@ -107,7 +113,4 @@ class Deadline:
 
     def near(self) -> bool:
         """Whether another step, and a save after it, might not end in time."""
-        if self.end is None:
-            return False
-        seconds = self.pace.get("step", 0.0) + self.pace.get("save", 0.0)
-        return time.time() + SAFETY * seconds + SECONDS_TO_LEAVE >= self.end
+        return self.end is not None and time.time() + margin(self.pace) >= self.end

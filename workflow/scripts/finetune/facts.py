@@ -1,7 +1,7 @@
 """What a checkpoint was made with, and whether it fits what a run is now.
 
 launch.py writes the facts beside the checkpoints before it starts the ranks, since to digest the
-data takes a while; each checkpoint then carries them.
+data takes a while; each checkpoint then carries them, and train.json takes the digests from them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from finetune.cli import UserError
 from finetune.files import digest_json, read_json
 
 FACTS = "facts.json"
-SPLIT = {"world_size", "micro_batch"}
-"""How the batch is split, which can change: rows of a step and their order stay the same."""
+OPEN = {"world_size", "micro_batch", "validation_digest"}
+"""How the batch is split: rows of a step and their order stay the same. And what is only scored."""
 
 
 def facts_of(settings: dict, plan: dict, tokens: Path, model: Path) -> dict:
@@ -26,6 +26,7 @@ def facts_of(settings: dict, plan: dict, tokens: Path, model: Path) -> dict:
         "steps": plan["steps"],
         "learning_rate": plan["learning_rate"],
         "data_digest": digest_tokens(tokens / "train"),
+        "validation_digest": digest_tokens(tokens / "validation"),
         "model_digest": digest_json(read_json(model.parent / "model.json")["files"]),
     }
 
@@ -55,7 +56,7 @@ def check_fits(checkpoint: Path, then: dict, now: dict, sharded: bool) -> None:
 
 def differences(then: dict, now: dict) -> list[str]:
     """What to read of each fact that differs, key by key."""
-    before, after = (flat({k: v for k, v in one.items() if k not in SPLIT}) for one in (then, now))
+    before, after = (flat({k: v for k, v in one.items() if k not in OPEN}) for one in (then, now))
     keys = sorted(key for key in before | after if before.get(key) != after.get(key))
     return [
         describe(key.removeprefix("settings."), before.get(key), after.get(key)) for key in keys

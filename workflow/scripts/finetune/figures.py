@@ -17,6 +17,9 @@ DASHES = ("-", "--", ":", "-.")
 """When the colours are used up, the same ones come again with the next dash."""
 EVENTS = {"resumed": "-", "out of memory": ":", "stopped": "--", "killed": "--", "failed": "--"}
 """What of a run's history the loss figure shows, as vertical lines."""
+MEASURED = "#e69f00"
+BAR = 0.26
+"""Of the height of a row: three fit."""
 STYLE = {
     "svg.hashsalt": "finetune",  # ids by content: the same figure is the same file
     "svg.fonttype": "none",  # text stays text: it can be searched and read aloud
@@ -94,28 +97,46 @@ def columns(points: list[tuple[int, float]]) -> tuple[list[int], list[float]]:
 
 
 def memory_figure(runs: list[dict]) -> Figure:
-    """Two bars a run. What a CPU run took is hatched: the prediction is not about the host."""
-    figure, [panel] = blank(1, 1.6 + 0.6 * len(runs))
-    draw_bars(panel, runs, "predicted_memory_gb", -0.2, "predicted, GPU", color="#56b4e9")
+    """Predicted, corrected and measured, a bar each a run: of the largest process, and of a node's
+    host. Where the process was on the host its bar is hatched."""
+    figure, panels = blank(2, 2 * (1.3 + 0.7 * len(runs)))
+    process, node = panels
+    draw_predictions(process, runs, "predicted_memory_gb", "corrected_memory_gb")
+    draw_predictions(node, runs, "predicted_host_gb", "corrected_host_gb")
     for kind, hatch in (("GPU", None), ("host", "///")):
         taken = [row if row["peak_memory_of"] == kind else {} for row in runs]
-        label = f"measured, {kind}"
-        draw_bars(panel, taken, "peak_memory_gb", 0.2, label, color="#e69f00", hatch=hatch)
-    panel.set_yticks(range(len(runs)), [row["name"] for row in runs])
-    panel.invert_yaxis()
-    panel.margins(x=0.12)
-    panel.set_title("Peak memory of the largest process in training: predicted and measured")
-    panel.set_xlabel("memory (GB = 1e9 bytes)")
-    panel.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        draw_bars(process, taken, "peak_memory_gb", 1, f"measured, {kind}", MEASURED, hatch)
+    draw_bars(node, runs, "host_memory_gb", 1, "measured, host", MEASURED, "///")
+    process.set_title("Peak memory in training: the largest process")
+    node.set_title("All processes, on the host of a node")
+    for panel in panels:
+        panel.set_yticks(range(len(runs)), [row["name"] for row in runs])
+        panel.set_ylim(len(runs) - 0.5, -0.5)
+        panel.margins(x=0.12)
+        panel.set_xlabel("memory (GB = 1e9 bytes)")
+        panel.legend(*panel.get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
+def draw_predictions(panel: Axes, runs: list[dict], predicted: str, corrected: str) -> None:
+    draw_bars(panel, runs, predicted, -1, "predicted", "#56b4e9")
+    draw_bars(panel, runs, corrected, 0, "corrected by earlier runs", "#009e73")
+
+
 def draw_bars(
-    panel: Axes, rows: list[dict], key: str, shift: float, label: str, **look: str | None
+    panel: Axes,
+    rows: list[dict],
+    key: str,
+    place: int,
+    label: str,
+    colour: str,
+    hatch: str | None = None,
 ) -> None:
-    """A bar for each row that has the key, with its value at the end."""
-    places = [place + shift for place, row in enumerate(rows) if key in row]
+    """A bar for each row that has the key, with its value at the end. Of three places a row has,
+    this is -1, 0 or 1."""
+    places = [row + place * BAR for row, one in enumerate(rows) if key in one]
     if places:
         values = [row[key] for row in rows if key in row]
-        bars = panel.barh(places, values, 0.38, label=label, edgecolor="white", **look)
+        look = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+        bars = panel.barh(places, values, BAR, label=label, **look)
         panel.bar_label(bars, fmt="%.2f", padding=3, fontsize="small")

@@ -26,16 +26,22 @@ def record(folder: Path, event: str, step: int, **facts: object) -> None:
     write_json(folder / HISTORY, [*read_history(folder), line])
 
 
-def note_kill(folder: Path, step: int) -> None:
+def note_kill(folder: Path, step: int, peak: dict[str, int]) -> None:
     """An attempt that began and never ended was killed along with its launcher."""
     events = read_history(folder)
     if events and events[-1]["event"] in BEGINS:
-        record(folder, "killed", step, micro_batch=events[-1]["micro_batch"])
+        micro = events[-1]["micro_batch"]
+        record(folder, "killed", step, micro_batch=micro, peak_memory=peak)
 
 
 def seconds_spent(events: list[dict]) -> float:
     """Wall time of all launches that have ended."""
     return sum(event.get("seconds", 0) for event in events)
+
+
+def peaks_reached(events: list[dict]) -> list[dict[str, int]]:
+    """The peak memory of each attempt that ended before the run was finished."""
+    return [event.get("peak_memory", {}) for event in events]
 
 
 def backed_off(events: list[dict]) -> int | None:

@@ -30,18 +30,23 @@ class Counts:
     uncut: array[int] = field(default_factory=lambda: array("i"))
     """Tokens of all examples, before any is cut or dropped."""
     labels: Counter[str] = field(default_factory=Counter)
+    most_supervised: int = 0
+    """Supervised tokens of one example, at most: where logits are computed."""
 
     def add(self, other: Counts) -> None:
         self.what += other.what
         self.lengths += other.lengths
         self.uncut += other.uncut
         self.labels += other.labels
+        self.most_supervised = max(self.most_supervised, other.most_supervised)
 
     def example(self, example: Example, encoder: TextEncoder, ends: bool) -> None:
         """Count an example that is kept. `ends`: it was not cut at its end."""
         labels = example.labels
         self.ids(example.input_ids, encoder)
-        self.what["supervised_tokens"] += len(labels) - labels.count(IGNORED)
+        supervised = len(labels) - labels.count(IGNORED)
+        self.what["supervised_tokens"] += supervised
+        self.most_supervised = max(self.most_supervised, supervised)
         if ends:
             last = next((label for label in reversed(labels) if label != IGNORED), None)
             self.what["endings"] += 1
@@ -77,6 +82,7 @@ def describe(counts: Counts) -> dict[str, Any]:
         "sequences": len(lengths),
         "tokens": int(lengths.sum()),
         "longest": int(lengths.max(initial=0)),
+        "most_supervised": counts.most_supervised,
         "dropped": {cause: what[cause] for cause in ("too_long", "unsupervised")},
         **{name: what[name] for name in (*names, *more)},
         **spread(np.array(counts.uncut, dtype=np.int64)),

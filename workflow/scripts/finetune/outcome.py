@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 OUTCOME = "outcome.json"
+SECONDS_UNSEEN = 60
+"""NFS asks again for the entries of a folder after so long (mount option acdirmax)."""
 
 
 def claim(folder: Path, kind: str, **facts: object) -> bool:
@@ -24,8 +27,22 @@ def claim(folder: Path, kind: str, **facts: object) -> bool:
 
 
 def read_outcome(folder: Path) -> dict:
-    """Empty when nobody told: the agent itself was killed, or training is finished."""
+    """Empty where nobody has told, or was killed while it did."""
     try:
         return json.loads((folder / OUTCOME).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # a process killed while it told
+    except (FileNotFoundError, ValueError):
         return {}
+
+
+def last_outcome(folder: Path) -> dict:
+    """When all have ended. Empty when nobody told: the agent was killed, or training is finished.
+
+    A network file system may for a minute not show what another node made. To make the same file
+    asks its server.
+    """
+    if claim(folder, "untold"):
+        return {}
+    deadline = time.monotonic() + SECONDS_UNSEEN
+    while not (outcome := read_outcome(folder)) and time.monotonic() < deadline:
+        time.sleep(1)
+    return outcome

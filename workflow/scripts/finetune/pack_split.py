@@ -33,7 +33,11 @@ def pack_split(folder: Path, lengths: Sequence[int], size: int | None) -> dict[s
         "padding_before": before,
         "padding_after": padding_share(packs),
         "efficiency": packing_efficiency(np.array(lengths), len(packs), size),
-        "train": {"sequences": len(packs), "longest": int(packs.max())},
+        "train": {
+            "sequences": len(packs),
+            "longest": (longest := int(packs.max())),
+            "most_supervised": longest,  # nearly
+        },
     }
 
 

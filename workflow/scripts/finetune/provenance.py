@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
 import subprocess
 import time
 from importlib.metadata import version
@@ -42,13 +41,3 @@ def code_commit() -> str | None:
 def process_seconds() -> float:
     """How long this process has run, its imports included."""
     return time.time() - psutil.Process().create_time()
-
-
-def peak_memory() -> dict[str, int]:
-    """Peak bytes of this process: host RSS, and what the CUDA allocator reserved."""
-    import torch
-
-    peak = {"host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    if torch.cuda.is_available():
-        peak["gpu"] = torch.cuda.max_memory_reserved()
-    return peak

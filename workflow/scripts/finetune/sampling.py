@@ -25,12 +25,24 @@ class LengthGroups(Sampler[int], TrainerCallback):
     nor on the world size. transformers' LengthGroupedSampler ends in a smaller batch, trains
     long batches before short ones, and draws from a generator that no epoch sets anew.
 
-    The order depends on seed and epoch alone. The epoch is told by the loader, and by the
+    Micro-batches go to the ranks in turn, so `micro` and `ranks` say which: every second round is
+    dealt from the other end. Else the first rank would get the longest of each round, and all
+    others would wait for it at the end of the step.
+
+    The rows of a step depend on seed and epoch alone. The epoch is told by the loader, and by the
     Trainer's callback: after a resume accelerate's loader no longer reaches its sampler.
     """
 
-    def __init__(self, lengths: Sequence[int], size: int, seed: int, grouped: int = 1) -> None:
-        self.lengths = np.asarray(lengths)
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        size: int,
+        seed: int,
+        grouped: int = 1,
+        micro: int = 1,
+        ranks: int = 1,
+    ) -> None:
+        self.lengths, self.micro, self.ranks = np.asarray(lengths), micro, ranks
         self.size, self.seed, self.group, self.epoch = size, seed, grouped * size, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -49,7 +61,13 @@ class LengthGroups(Sampler[int], TrainerCallback):
         groups = [rows[start : start + self.group] for start in starts]
         longest_first = [g[np.argsort(-self.lengths[g], kind="stable")] for g in groups]
         batches = np.concatenate([rows[:0], *longest_first]).reshape(-1, self.size)
-        yield from self.in_order(batches, draw).ravel().tolist()
+        yield from self.dealt(self.in_order(batches, draw)).ravel().tolist()
+
+    def dealt(self, batches: np.ndarray) -> np.ndarray:
+        count = self.size // (self.ranks * self.micro)
+        rounds = batches.reshape(-1, count, self.ranks, self.micro)
+        rounds[:, 1::2] = rounds[:, 1::2, ::-1].copy()
+        return rounds
 
     def in_order(self, batches: np.ndarray, draw: np.random.Generator) -> np.ndarray:
         """Shuffled, but a run starts with its longest row: memory that does not suffice fails

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from finetune.encoding import IGNORED
+from finetune.head import held, pieces
 
 
 def row_scores(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -43,3 +44,10 @@ def batch_scores(model: torch.nn.Module, batch: Mapping) -> tuple[torch.Tensor, 
         targets = torch.where(owners == rows[:, None], targets, IGNORED)
         return row_scores(logits.expand(len(rows), -1, -1), targets), logits
     return row_scores(logits, targets), logits
+
+
+def scores_in_pieces(model: torch.nn.Module, batch: Mapping) -> torch.Tensor:
+    """Row scores of a RowCollator batch, with no more logits at once than a piece has."""
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    with held(causal):
+        return sum(batch_scores(model, {**batch, **piece})[0] for piece in pieces(causal, batch))

@@ -15,8 +15,8 @@ METHOD_SECTIONS = {
 }
 """Sections of a run that only some methods read, by method."""
 PLAN_ONLY = (
-    *("gpus", "gpu_memory_gb", "batch", "checks"),
-    *("checkpoint_minutes", "timeout_minutes"),
+    *("gpus", "nodes", "gpu_memory_gb", "gpu_model", "allow_oversubscription", "batch"),
+    *("gradient_checkpointing", "checks", "checkpoint_minutes", "timeout_minutes"),
 )
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 
@@ -51,17 +51,22 @@ def run_settings(run: Run, exclude: dict) -> dict:
     return run.model_dump(by_alias=True, exclude=unused | exclude)
 
 
-def plan_settings(run: Run, dataset: Dataset) -> dict:
+def plan_settings(run: Run, dataset: Dataset, model: Model) -> dict:
     unused = ("schedule", "log_every", "validate_every", "seed")
     settings = run_settings(run, dict.fromkeys(unused, True))
-    return settings | check_settings(dataset)
+    return settings | check_settings(dataset) | code_settings(model)
 
 
 def train_settings(run: Run, model: Model) -> dict:
-    """Without the micro-batch too: plan.json splits the batch, the result is the same."""
-    where = dict.fromkeys(("gpus", "gpu_memory_gb", "checkpoint_minutes", "timeout_minutes"), True)
+    """Without what plan.json settles: it splits the batch, the result is the same."""
+    where = dict.fromkeys({*PLAN_ONLY} - {"batch", "checks"}, True)
     settings = run_settings(run, where | {"batch": {"micro"}})
-    return settings | model.model_dump(include={"attention", "trust_remote_code"})
+    return settings | code_settings(model)
+
+
+def code_settings(model: Model) -> dict:
+    """How the model is run in training."""
+    return model.model_dump(include={"attention", "trust_remote_code"})
 
 
 def merge_settings(run: Run, model: Model) -> dict:

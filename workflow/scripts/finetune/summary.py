@@ -15,6 +15,7 @@ from itertools import groupby
 GB = 1e9
 TEST = "Test split"
 TRAINING = "Training"
+MEMORY = "Training, GB at most"
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,16 @@ COLUMNS = (
     Column("accuracy", "accuracy", TEST, "{:.1%}", max),
     Column("macro_f1", "macro F1", TEST, "{:.1%}", max),
     Column("tokens_per_second", "tokens/s", TRAINING, "{:,.0f}"),
-    Column("peak_memory_gb", "peak GB per process", TRAINING, "{:.2f} {peak_memory_of}"),
-    Column("peak_memory_of"),
-    Column("predicted_memory_gb", "predicted GB per process", TRAINING, "{:.2f} GPU"),
     Column("wall_minutes", "minutes", TRAINING, "{:.1f}"),
     Column("world_size", "world size", TRAINING),
     Column("steps", "steps", TRAINING, "{:,}"),
+    Column("peak_memory_gb", "per process", MEMORY, "{:.2f} {peak_memory_of}"),
+    Column("peak_memory_of"),
+    Column("predicted_memory_gb", "predicted", MEMORY, "{:.2f}"),
+    Column("corrected_memory_gb", "corrected", MEMORY, "{:.2f}"),
+    Column("host_memory_gb", "host, per node", MEMORY, "{:.2f}"),
+    Column("predicted_host_gb", "predicted", MEMORY, "{:.2f}"),
+    Column("corrected_host_gb", "corrected", MEMORY, "{:.2f}"),
     Column("code", "code", show="{} {code_note}", text=True),
     Column("code_note"),
 )
@@ -94,9 +99,10 @@ CAPTION = (
     "models that share a tokenizer. Loss per row: nats, of classifiers. Percentages: shares of the "
     "test split; for ROUGE&#8209;L the mean F-measure, for macro F1 the mean over classes. Class "
     "prior: no model, but how often each class occurs in training. Tokens/s: all processes "
-    "together. GB: 1e9 bytes of the largest process in training, as reserved on the GPU or, where "
-    "there was none, resident on the host; predicted is always for a GPU. Minutes: wall time of "
-    "training, loading included. World size: processes. Steps: optimizer steps. Code: the commit "
+    "together. Minutes: wall time of training, loading included. World size: processes. Steps: "
+    "optimizer steps. GB: 1e9 bytes, the most over all starts of the run, of the largest process "
+    "(on its GPU, or on the host where there is none) and of all processes on a node's host; as "
+    "predicted from shapes, and corrected by what earlier runs had measured. Code: the commit "
     "that trained or, for a base model, evaluated; older code: not all of the row is from the "
     "commit that made this table."
 )
@@ -111,7 +117,6 @@ def baseline_row(model: str, dataset: str, scores: dict, now: str | None) -> dic
 
 def run_row(name: str, facts: dict, scores: dict, now: str | None) -> dict:
     """A run: `facts` is train.json, `scores` its evaluation's metrics.json."""
-    kind = "gpu" if "gpu" in facts["peak_memory"] else "host"
     row = {
         "name": name,
         "model": facts["model_name"],
@@ -119,14 +124,30 @@ def run_row(name: str, facts: dict, scores: dict, now: str | None) -> dict:
         "method": facts["settings"]["method"],
         "launch": facts["settings"]["launch"],
         "tokens_per_second": facts["tokens_per_second"],
-        "peak_memory_gb": facts["peak_memory"][kind] / GB,
-        "peak_memory_of": {"gpu": "GPU", "host": "host"}[kind],
-        "predicted_memory_gb": facts["predicted_memory"] / GB,
         "wall_minutes": facts["wall_seconds"] / 60,
         "world_size": facts["world_size"],
         "steps": facts["steps"],
     }
+    row |= memory_cells(facts)
     return row | score_cells(scores) | code_cells([facts["code"], scores["code"]], now)
+
+
+def memory_cells(facts: dict) -> dict:
+    """Measured beside predicted. Records of older code have less of it."""
+    peak = facts["peak_memory"]
+    older = {"process": {"predicted": facts.get("predicted_memory")}, "node": {}}
+    memory = facts.get("memory", older)
+    process, node = memory["process"], memory["node"]
+    sizes = {
+        "peak_memory_gb": peak.get("gpu", peak["host"]),
+        "predicted_memory_gb": process.get("predicted"),
+        "corrected_memory_gb": process.get("corrected"),
+        "host_memory_gb": node.get("measured"),
+        "predicted_host_gb": node.get("predicted"),
+        "corrected_host_gb": node.get("corrected"),
+    }
+    known = {key: size / GB for key, size in sizes.items() if size is not None}
+    return known | {"peak_memory_of": "GPU" if "gpu" in peak else "host"}
 
 
 def score_cells(scores: dict) -> dict:
@@ -153,8 +174,9 @@ def by_dataset(rows: list[dict]) -> dict[str, list[dict]]:
 
 
 def used_columns(rows: list[dict]) -> list[Column]:
-    """All but the metrics that no row has."""
-    return [c for c in COLUMNS if c.group != TEST or any(c.key in row for row in rows)]
+    """All but the metrics and the memory that no row has."""
+    some = (TEST, MEMORY)
+    return [c for c in COLUMNS if c.group not in some or any(c.key in row for row in rows)]
 
 
 def as_tsv(rows: list[dict]) -> str:

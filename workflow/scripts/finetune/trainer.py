@@ -19,7 +19,7 @@ from finetune.counters import save_counters
 from finetune.encoding import IGNORED
 from finetune.guards import check_finite
 from finetune.sampling import LengthGroups
-from finetune.scores import batch_scores
+from finetune.scores import scores_in_pieces
 from finetune.stopping import Stopper
 
 
@@ -33,7 +33,7 @@ class LogLastStep(TrainerCallback):
 class FinetuneTrainer(Trainer):
     """Trainer whose batches carry `row`, the index of each row in the data set."""
 
-    batch_scores = staticmethod(batch_scores)
+    row_scores = staticmethod(scores_in_pieces)
     accuracy = "token_accuracy"
 
     def __init__(self, *args: Any, grouped: int = 1, **kwargs: Any) -> None:
@@ -41,8 +41,8 @@ class FinetuneTrainer(Trainer):
         super().__init__(*args, **kwargs)
         self.grouped = grouped
         self.add_callback(LogLastStep)
-        # of this rank, since the last line: non-padding tokens, supervised tokens
-        self.counts = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        # of this rank, since the last line: non-padding tokens, supervised tokens, positions
+        self.counts = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         self.total_tokens = 0
         self.training_seconds = 0.0
         self.since = time.monotonic()
@@ -63,7 +63,8 @@ class FinetuneTrainer(Trainer):
         args = self.args
         size = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         seed = args.data_seed if args.data_seed is not None else args.seed
-        sampler = LengthGroups(rows["length"][:], size, seed, self.grouped)
+        split = {"micro": args.train_batch_size, "ranks": args.world_size}
+        sampler = LengthGroups(rows["length"][:], size, seed, self.grouped, **split)
         self.add_callback(sampler)
         return sampler
 
@@ -72,6 +73,7 @@ class FinetuneTrainer(Trainer):
         tokens = inputs.pop("tokens", None)  # of packs, which have no mask
         self.counts[0] += inputs["attention_mask"].sum() if tokens is None else tokens
         self.counts[1] += self.supervised(inputs)
+        self.counts[2] += inputs["input_ids"].numel()
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.check_finite(loss, "the loss", rows)
         self.rows_of_step.append(rows)
@@ -128,7 +130,7 @@ class FinetuneTrainer(Trainer):
         for batch in batches:
             if self.stopper and self.stopper.agree()[0]:
                 return None
-            scores, _ = self.batch_scores(self.model, batch)
+            scores = self.row_scores(self.model, batch)
             totals += self.accelerator.gather_for_metrics(scores).double().sum(0).cpu()
             self.callback_handler.on_prediction_step(self.args, self.state, self.control)
         return totals
@@ -136,13 +138,14 @@ class FinetuneTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add tokens seen and tokens per second, over all ranks, to training lines."""
         if "loss" in logs:
-            tokens, supervised = self.accelerator.reduce(self.counts, "sum").tolist()
+            tokens, supervised, positions = self.accelerator.reduce(self.counts, "sum").tolist()
             seconds = time.monotonic() - self.since
             self.total_tokens += int(tokens)
             self.training_seconds += seconds
             logs |= {
                 "tokens": self.total_tokens,
                 "tokens_per_second": tokens / seconds,
+                "padding_share": 1 - tokens / positions,
             }
             if supervised:  # a classifier has no such tokens
                 logs["supervised_share"] = supervised / tokens

@@ -20,7 +20,7 @@ from finetune.classification import ClassificationTrainer, LabelCollator
 from finetune.collator import RowCollator
 from finetune.counters import RestoreCounters
 from finetune.facts import read_facts
-from finetune.faults import Place, leave
+from finetune.faults import Place
 from finetune.files import publish, read_json, write_aside, write_json
 from finetune.guards import (
     GradientGuard,
@@ -32,8 +32,10 @@ from finetune.history import read_history
 from finetune.metric_lines import LINES, lacks_validation
 from finetune.modeling import compute_dtype, load_for_training
 from finetune.outcome import claim
+from finetune.peaks import PeakMemory
+from finetune.plans import read_plan
 from finetune.progress import Progress
-from finetune.provenance import code_commit, peak_memory
+from finetune.provenance import code_commit
 from finetune.sampling import GROUPED
 from finetune.stopping import Stopper
 from finetune.tokenizer import load_tokenizer
@@ -48,8 +50,8 @@ SECONDS_AFTER_WATCHDOG = 600
 """Collectives wait longer than the watchdog does: it shows where ranks are, they only end."""
 
 
-def train(args: argparse.Namespace, place: Place) -> None:
-    settings, plan = yaml.safe_load(args.config.read_text()), read_json(args.plan)
+def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
+    settings, plan = yaml.safe_load(args.config.read_text()), read_plan(args.plan)
     refuse_data_parallel()
     training_args = arguments(settings, plan, args)
     check_world_size(training_args.world_size, args.world_size)
@@ -58,7 +60,8 @@ def train(args: argparse.Namespace, place: Place) -> None:
     )
     set_seed(settings["seed"])
     labels = read_json(args.tokens / "lint.json")["labels"]
-    model = load_for_training(args.model, settings, training_args.local_process_index, labels)
+    rank, longest = training_args.local_process_index, longest_row(args.tokens)
+    model = load_for_training(args.model, settings, rank, labels, longest)
     trainer = build_trainer(model, training_args, settings, args)
     check_world_size(trainer.accelerator.num_processes, args.world_size)
     trainer.add_callback(watchdog)
@@ -71,26 +74,26 @@ def train(args: argparse.Namespace, place: Place) -> None:
         trainer.add_callback(RestoreCounters(trainer, args.resume))
     trainer.train(resume_from_checkpoint=args.resume and str(args.resume))
     if stopper.stopped:
-        leave_stopped(trainer, args.state, bool(stopper.late))
+        claim_stopped(trainer, args.state, bool(stopper.late))
+        return
     watchdog.beat()
     save(trainer, args.output)
-    peaks = gather_object([peak_memory()])
+    peaks = gather_object([memory.look()])
     if trainer.is_world_process_zero():
         with write_aside(args.metrics) as aside:
             shutil.copyfile(args.state / LINES, aside)
         checked = {"placement": placement.record, "gradient_checks": gradients.checks}
         events = read_history(args.state)
         facts = run_facts(trainer, plan, peaks, events) | checked | {"events": events}
-        write_json(args.record, facts | provenance(settings, args, CODE))
+        write_json(args.record, facts | provenance(settings, args, trainer.facts, CODE))
     trainer.accelerator.end_training()
 
 
-def leave_stopped(trainer: FinetuneTrainer, state: Path, late: bool) -> None:
+def claim_stopped(trainer: FinetuneTrainer, state: Path, late: bool) -> None:
     """Nothing that Snakemake knows of is written: it must not take this run for finished."""
     if trainer.is_world_process_zero():
         claim(state, "stopped", step=trainer.state.global_step, late=late)
     trainer.accelerator.wait_for_everyone()
-    leave(0)
 
 
 def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingArguments:
@@ -115,7 +118,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
         max_grad_norm=optimizer["max_grad_norm"],
         lr_scheduler_type=settings["schedule"]["name"],
         warmup_steps=settings["schedule"]["warmup"],  # below 1: a share of the steps
-        activation_checkpointing=settings["gradient_checkpointing"],
+        activation_checkpointing=plan["gradient_checkpointing"],
         # reentrant checkpointing under DDP marks parameters ready twice (peft issue 313)
         activation_checkpointing_kwargs={"use_reentrant": False},
         ddp_find_unused_parameters=False,
@@ -156,6 +159,12 @@ def build_trainer(
     if trainer.is_world_process_zero():
         trainer.add_callback(Progress(args.output.parent.name, args.state / LINES))
     return trainer
+
+
+def longest_row(tokens: Path) -> int:
+    """Length of the longest row, or pack, of training and validation."""
+    splits = (open_tokens(tokens / split) for split in ("train", "validation"))
+    return max(max(split["length"][:], default=0) for split in splits)
 
 
 def grouping(tokens: Path) -> int:

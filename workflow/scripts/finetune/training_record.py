@@ -7,16 +7,18 @@ import argparse
 import torch
 
 from finetune.files import digest_json, read_json
-from finetune.history import seconds_spent
+from finetune.history import peaks_reached, seconds_spent
 from finetune.modeling import compute_dtype
+from finetune.peaks import highest, of_attempt
 from finetune.provenance import package_versions, process_seconds
-from finetune.tokens import digest_tokens
 from finetune.trainer import FinetuneTrainer
 
 
 def run_facts(trainer: FinetuneTrainer, plan: dict, peaks: list[dict], events: list[dict]) -> dict:
-    """What the run did and what it cost, over all its launches; the peaks are the last one's."""
+    """What the run did and what it cost, over all its launches. `peaks` are those of the ranks
+    of the last one."""
     args = trainer.args
+    peak = highest([*peaks_reached(events), of_attempt(peaks)])
     return {
         "world_size": args.world_size,
         "micro_batch": args.per_device_train_batch_size,
@@ -24,19 +26,39 @@ def run_facts(trainer: FinetuneTrainer, plan: dict, peaks: list[dict], events: l
         "global_batch": plan["global_batch"],
         "learning_rate": args.learning_rate,
         "precision": str(compute_dtype()).removeprefix("torch."),
+        "attention": trainer.model.config._attn_implementation,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
         "tokens": trainer.total_tokens,
         "tokens_per_second": trainer.total_tokens / trainer.training_seconds,
-        "peak_memory": {kind: max(p[kind] for p in peaks) for kind in peaks[0]},
-        "predicted_memory": plan["memory"]["total"],
+        "training_seconds": trainer.training_seconds,
+        "peak_memory": peak,
+        "memory": compared(plan["memory"], peak),
         "wall_seconds": seconds_spent(events) + process_seconds(),
     }
 
 
-def provenance(settings: dict, args: argparse.Namespace, code: str | None) -> dict:
-    """Which settings, data, model and code made the result."""
+def compared(planned: dict, peak: dict[str, int]) -> dict[str, dict[str, int | None]]:
+    """Predicted and measured bytes side by side: of the largest process, on its GPU where there is
+    one, and of all on the host. None: not predicted (by older code, or for a GPU that was not
+    there)."""
+    predicted = {"process": planned["total"], "node": planned.get("host", {}).get("train")}
+    on_host = peak["host"] if planned.get("cpu") else None
+    measured = {"process": peak.get("gpu", on_host), "node": peak["host_node"]}
+    return {
+        kind: {
+            "predicted": predicted[kind],
+            "corrected": (planned.get("calibration", {}).get(kind) or {}).get("corrected"),
+            "measured": measured[kind],
+        }
+        for kind in measured
+    }
+
+
+def provenance(settings: dict, args: argparse.Namespace, facts: dict, code: str | None) -> dict:
+    """Which settings, data, model and code made the result. The data were digested for `facts`,
+    before a GPU was taken; train.py started by hand has none."""
     model = read_json(args.model.parent / "model.json")
     return {
         "run": args.output.parent.name,
@@ -45,7 +67,8 @@ def provenance(settings: dict, args: argparse.Namespace, code: str | None) -> di
         "settings": settings,
         "settings_digest": digest_json(settings),
         "data_digests": {
-            split: digest_tokens(args.tokens / split) for split in ("train", "validation")
+            "train": facts.get("data_digest"),
+            "validation": facts.get("validation_digest"),
         },
         "model": {key: model[key] for key in ("source", "commit", "parameters")},
         "model_digest": digest_json(model["files"]),

@@ -12,10 +12,12 @@ import psutil
 from transformers import TrainerCallback
 
 from finetune.faults import Place
-from finetune.outcome import claim
+from finetune.outcome import claim, read_outcome
 from finetune.processes import PARENT, STACKS
 
 SECONDS_TO_PRINT = 0.5
+SECONDS_FOR_OTHER_NODES = 5
+"""In which their watchdogs fire too, and show where their ranks stand."""
 
 
 class Watchdog(TrainerCallback):
@@ -41,12 +43,26 @@ class Watchdog(TrainerCallback):
     def watch(self) -> None:
         while (left := self.last + self.seconds - time.monotonic()) > 0:
             time.sleep(left)
-        if claim(self.folder, "hang", rank=self.rank, step=self.place.step):
+        node = os.environ.get("GROUP_RANK")  # torchrun's number for it
+        first = claim(self.folder, "hang", rank=self.rank, step=self.place.step, node=node)
+        if first or speaks_for(node, self.folder):
             for process in ranks():
                 show_stacks(process)
-        else:  # another rank does it, and ends them all
+        if not first:  # when that one ends, all do
             time.sleep(self.seconds)
+        elif several_nodes():
+            time.sleep(SECONDS_FOR_OTHER_NODES)
         os._exit(1)
+
+
+def several_nodes() -> bool:
+    return os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+
+
+def speaks_for(node: str | None, folder: Path) -> bool:
+    """Whether this rank has to show those of its node, for the first to tell is on another."""
+    first = read_outcome(folder).get("node")
+    return first != node and os.environ.get("LOCAL_RANK") == "0"
 
 
 def show_stacks(process: psutil.Process) -> None:

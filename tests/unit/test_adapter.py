@@ -1,0 +1,146 @@
+"""LoRA layers that train as peft's do, and keep less for the backward pass."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch.utils.checkpoint import checkpoint
+
+from finetune.adapter import LEAN, AddAdapter, dropped, keep_mask, lean
+
+SIZES = [(6, 10), (10, 4)]
+
+
+def adapted(dropout=0.0, dtype=torch.float32, **changes):
+    """Two layers, the first without bias, with adapters that have moved."""
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(*size, bias=size[0] > 6).to(dtype) for size in SIZES]
+    model = torch.nn.Sequential(layers[0], torch.nn.SiLU(), layers[1])
+    config = LoraConfig(r=3, lora_alpha=5, lora_dropout=dropout, target_modules=["0", "2"])
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = get_peft_model(model, config).train()
+    for name, parameter in model.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn(parameter.shape) * 0.3
+    return model
+
+
+def lean_layers(model):
+    return [module for module in model.modules() if type(module) in LEAN.values()]
+
+
+def step(model, dtype=torch.float32):
+    """Output, and gradients of the input and of all adapters."""
+    x = torch.randn(2, 5, 6, generator=torch.manual_seed(1)).to(dtype).requires_grad_()
+    out = model(x)
+    (out.float() * torch.arange(4)).sum().backward()
+    return [out, x.grad, *(p.grad for p in model.parameters() if p.requires_grad)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 0.02), (torch.float16, 0.003)]
+)
+def test_outputs_and_gradients_are_those_of_peft(dtype, tolerance):
+    ours = adapted(dtype=dtype)
+    lean(ours)
+    assert len(lean_layers(ours)) == 2
+    found, wanted = step(ours, dtype), step(adapted(dtype=dtype), dtype)
+    assert len(found) == 2 + 4
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype is other.dtype
+        assert (one - other).norm() <= tolerance * other.norm()
+
+
+def test_gradients_are_right_for_the_mask_that_was_drawn():
+    """Against differences of the function itself, in double precision."""
+    out, x = torch.randn(4, 5), torch.randn(4, 6)
+    matrices = torch.randn(3, 6), torch.randn(5, 3)
+    mask = torch.rand(4, 6) > 0.4
+
+    def plain(out, x, a, b):
+        return out + 0.7 * (x * mask) @ a.T @ b.T
+
+    given = [tensor.requires_grad_() for tensor in (out, x, *matrices)]
+    weights = torch.randn(4, 5)
+    wanted = torch.autograd.grad((plain(*given) * weights).sum(), given)
+    found = torch.autograd.grad((AddAdapter.apply(*given, mask, 0.7) * weights).sum(), given)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_dropout_drops_its_share_and_keeps_the_expectation(share):
+    model = adapted(dropout=share)
+    layer = model.base_model.model[0]
+    x = torch.ones(40_000, 6)
+    whole = layer.eval()(x)[0]
+    lean(model)
+    layer.train()
+    out = layer(x)
+    assert not torch.equal(out[0], out[1])
+    torch.testing.assert_close(out.mean(0), whole, rtol=0.02, atol=0.02)
+    kept = keep_mask(torch.empty(1000, 77), share).float()
+    assert kept.mean() == pytest.approx(1 - round(share * 256) / 256, abs=0.005)
+    assert kept.std(dim=0).max() < kept.std() * 1.2  # no column is kept or dropped alone
+
+
+@pytest.mark.parametrize(("asked", "dropped"), [(0.0, 0), (0.001, 1), (0.05, 13), (0.999, 255)])
+def test_some_is_dropped_where_it_was_asked_for_and_never_all(asked, dropped):
+    [layer, _] = lean_layers(leaned(asked))
+    assert layer.share() == dropped / 256
+    assert layer(torch.ones(9, 6)).isfinite().all()
+
+
+def leaned(dropout):
+    model = adapted(dropout)
+    lean(model)
+    return model
+
+
+def test_checkpointed_layers_draw_their_masks_again():
+    found = []
+    for again in (False, True):
+        torch.manual_seed(4)
+        model, x = leaned(0.5), torch.randn(3, 6)
+        torch.manual_seed(5)
+        out = checkpoint(model, x, use_reentrant=False) if again else model(x)
+        torch.rand(7)  # the generator goes on
+        out.square().sum().backward()
+        found.append([p.grad for p in model.parameters() if p.requires_grad])
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_same_seed_draws_the_same_mask():
+    """What checkpointed activations and a resumed run rely on."""
+    draws = [keep_mask(torch.manual_seed(4) and torch.empty(3, 50), 0.3) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert not draws[0].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_mask_on_bits_is_a_product(dtype):
+    rows = torch.tensor([[1.5, -2.0, 3e-5], [-0.0, 100.0, -7.25]], dtype=dtype)
+    keep = torch.tensor([[True, False, True], [False, True, False]])
+    assert torch.equal(dropped(rows, keep), rows * keep)
+
+
+def test_outside_training_and_with_adapters_off_it_is_peft():
+    ours, theirs = adapted(0.5), adapted(0.5)
+    lean(ours)
+    x = torch.randn(2, 6)
+    assert torch.equal(ours.eval()(x), theirs.eval()(x))
+    with ours.train().disable_adapter():
+        assert torch.equal(
+            ours(x),
+            ours.base_model.model[2].base_layer(
+                torch.nn.functional.silu(ours.base_model.model[0].base_layer(x))
+            ),
+        )
+
+
+@pytest.mark.parametrize("changes", [{"use_dora": True}, {"lora_bias": True}])
+def test_layers_that_compute_something_else_are_left_alone(changes):
+    model = adapted(**changes)
+    lean(model)
+    assert not lean_layers(model)

@@ -1,0 +1,108 @@
+"""Memory, disk and time of jobs: from a plan made in the same call, and what they never do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from finetune.files import read_json, write_json
+from finetune.resources import disk_mb, mem_mb, train_minutes
+from project import ROOT, snakemake
+
+RUN = "results/runs/tiny-qlora"
+HERE = Path(__file__).parent
+
+
+def started(project: Path, *arguments: str, rules: tuple[str, ...] = ("train",)) -> list[dict]:
+    """What these rules' jobs are started with. Trainings fail at once."""
+    command = [sys.executable, str(HERE / "spied_run.py"), *rules, "--", f"{RUN}/train.json"]
+    command += ["--snakefile", str(ROOT / "Snakefile"), "--configfile", "config.yaml"]
+    command += ["--cores", "2", *arguments]
+    done = subprocess.run(
+        command, cwd=project, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith("SPY ")]
+    assert lines, done.stdout
+    return [json.loads(line.removeprefix("SPY ")) for line in lines]
+
+
+@pytest.fixture
+def unplanned(finished: Path, tmp_path: Path) -> Path:
+    """A project with data and tokens, and no runs."""
+    copied = Path(shutil.copytree(finished, tmp_path / "project", symlinks=True))
+    shutil.rmtree(copied / "results" / "runs")
+    return copied
+
+
+def test_a_job_asks_for_what_the_plan_of_the_same_call_says(unplanned: Path) -> None:
+    """And again for more, when it failed."""
+    jobs = started(unplanned, "--resources", "gpu=2", "--retries", "1")
+    plan = read_json(unplanned / RUN / "plan.json")
+    assert [job["attempt"] for job in jobs] == [1, 2]
+    assert [job["mem_mb"] for job in jobs] == [mem_mb(plan, "train", n) for n in (1, 2)]
+    assert jobs[1]["mem_mb"] == pytest.approx(1.5 * jobs[0]["mem_mb"], abs=1)
+    assert {job["disk_mb"] for job in jobs} == {disk_mb(plan, "train")}
+    assert {job["gpu"] for job in jobs} == {2}
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "project", symlinks=True))
+
+
+def test_time_is_the_profiles_until_a_run_of_the_kind_is_finished(copied: Path) -> None:
+    """Both plans were made before a training had ended."""
+    default = ("--forcerun", "train", "--default-resources", "runtime=77*attempt")
+    assert [job["runtime"] for job in started(copied, *default)] == [77]
+    plan = read_json(copied / RUN / "plan.json") | {"time": {"seconds": 3600}}
+    write_json(copied / RUN / "plan.json", plan)
+    assert [job["runtime"] for job in started(copied, *default)] == [train_minutes(plan)]
+
+
+def test_what_a_profile_sets_wins(copied: Path) -> None:
+    profile = {"set-resources": {"train": {"mem_mb": 12345, "runtime": 99, "disk_mb": 7}}}
+    (copied / "profile").mkdir()
+    (copied / "profile" / "profile.yaml").write_text(yaml.safe_dump(profile))
+    [job] = started(copied, "--forcerun", "train", "--profile", "profile")
+    assert [job[name] for name in ("mem_mb", "runtime", "disk_mb")] == [12345, 99, 7]
+
+
+def nothing_to_do(project: Path) -> bool:
+    done = snakemake("-n", "--cores", "2", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 0, done.stdout
+    return "Nothing to be done" in done.stdout
+
+
+def test_neither_resources_nor_what_runs_taught_make_anything_again(copied: Path) -> None:
+    calibration = copied / "results" / "calibration.jsonl"
+    lines = calibration.read_text()
+    assert len(lines.splitlines()) == 2  # one a run
+    calibration.write_text(lines + lines.replace('"run":"tiny', '"run":"other') + "damaged\n")
+    assert nothing_to_do(copied)
+    calibration.unlink()
+    assert nothing_to_do(copied)
+    done = snakemake(
+        *("-n", "--cores", "2", "--configfile", "config.yaml"),
+        *("--set-resources", "train:mem_mb=1", "merge:runtime=1"),
+        cwd=copied,
+    )
+    assert "Nothing to be done" in done.stdout
+
+
+def test_a_plan_of_older_code_is_enough(copied: Path) -> None:
+    """It predicted one number for the GPU, and nothing else."""
+    path = copied / RUN / "plan.json"
+    older = read_json(path)
+    older["memory"] = {"parts": {}, "total": 10**9, "available": None, "device": "none"}
+    write_json(path, {key: value for key, value in older.items() if key != "time"})
+    rules = ("--forcerun", "train", "merge", "evaluate_run")
+    done = snakemake("-n", "--cores", "2", "--configfile", "config.yaml", *rules, cwd=copied)
+    assert done.returncode == 0, done.stdout
+    [job] = started(copied, "--forcerun", "train")
+    assert (job["mem_mb"], job["disk_mb"]) == (32000, 0)

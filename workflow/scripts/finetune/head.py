@@ -1,0 +1,106 @@
+"""The head and its loss in pieces, so that a long vocabulary never sets the peak of memory.
+
+Logits are positions x vocabulary, in 16 bit, in fp32, and once more for their gradient: 10 bytes
+each. For 2048 tokens of a vocabulary of 256,000 that is 5 GB. A piece of the positions at a time
+keeps one piece of them; in the backward pass each is computed again (Chen et al. 2016, "Training
+deep nets with sublinear memory cost", arXiv 1604.06174). That costs one more product with the head.
+
+The model's own forward makes every piece, head, soft-capping, scaling and loss, with its decoder
+held to the states that it made the first time: so it is exact for each family.
+torch's linear_cross_entropy and Liger take the head's weight instead, and know nothing of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from finetune.activations import PIECE
+from finetune.encoding import IGNORED
+
+
+class Held(torch.nn.Module):
+    """A decoder that runs once and then repeats what it said."""
+
+    def __init__(self, decoder: torch.nn.Module, said: Any = None) -> None:
+        super().__init__()
+        self.decoder, self.said = decoder, said
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.said is None:
+            self.said = self.decoder(*args, **kwargs)
+        return self.said
+
+    def __getattr__(self, name: str) -> Any:
+        """Falcon-H1 keeps its head's multiplier in the decoder."""
+        own = self._modules
+        return own[name] if name in own else getattr(own["decoder"], name)
+
+
+def parent_of_decoder(model: PreTrainedModel) -> tuple[torch.nn.Module, str]:
+    """Whose child the decoder is that `model` calls, and by which name."""
+    base = model._modules.get(model.base_model_prefix)
+    if base is not None and "decoder" in base._modules:  # OPT, and BART without its encoder
+        return base, "decoder"
+    return model, model.base_model_prefix
+
+
+@contextmanager
+def held(model: PreTrainedModel, said: Any = None) -> Iterator[Held | None]:
+    """Within, the decoder of `model` is a Held one."""
+    parent, name = parent_of_decoder(model)
+    decoder = parent._modules.get(name)
+    if decoder is None:  # pieces() makes one of its batches
+        yield None
+        return
+    parent._modules[name] = holder = Held(decoder, said)
+    try:
+        yield holder
+    finally:
+        parent._modules[name] = decoder
+
+
+def pieces(model: PreTrainedModel, batch: Mapping) -> list[dict[str, torch.Tensor]]:
+    """`logits_to_keep` and `shift_labels` of each piece. One, where the model cannot be held, or
+    adds a loss of its routers, which would count once a piece."""
+    kept, labels = batch["logits_to_keep"], batch["shift_labels"]
+    config = model.config.get_text_config()
+    size = max(1, PIECE // (len(batch["input_ids"]) * config.vocab_size))
+    if getattr(config, "output_router_logits", False) or (
+        model.base_model_prefix not in model._modules
+    ):
+        size = max(1, len(kept))
+    cut = zip(kept.split(size), labels.split(size, dim=1), strict=True)
+    return [{"logits_to_keep": one, "shift_labels": other.contiguous()} for one, other in cut]
+
+
+def lose_in_pieces(model: PreTrainedModel) -> None:
+    """From now on `model` computes its loss so, where a batch of RowCollator needs it."""
+    whole = model.forward
+
+    @wraps(whole)
+    def forward(*args: Any, **inputs: Any) -> Any:
+        parts = pieces(model, inputs) if model.training and "shift_labels" in inputs else []
+        if len(parts) < 2:
+            return whole(*args, **inputs)
+        if inputs.get("num_items_in_batch") is None:
+            inputs["num_items_in_batch"] = (inputs["shift_labels"] != IGNORED).sum()
+
+        def loss(part: dict, said: Any) -> torch.Tensor:
+            with held(model, said):
+                return whole(*args, **inputs | part).loss
+
+        with held(model) as holder:
+            outputs = whole(*args, **inputs | parts[0])
+        for part in parts[1:]:
+            outputs.loss = outputs.loss + checkpoint(loss, part, holder.said, use_reentrant=False)
+        outputs["logits"] = None  # of the first piece alone; the attribute leaves the item
+        return outputs
+
+    model.forward = forward
