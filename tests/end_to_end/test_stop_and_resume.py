@@ -115,9 +115,8 @@ def test_a_run_saves_before_the_jobs_time_ends_and_no_signal_is_sent(
 
     assert job.finish(FINETUNE_END_TIME=str(time.time() + 10)) == 1
     assert "ERROR launch: this job ends in " in job.said()
-    assert f"start {pace['start']:.0f}, step {pace['step']:.0f}, save {pace['save']:.0f}" in (
-        job.said()
-    )
+    start, step, save = (f"{pace[name]:.0f}" for name in ("start", "step", "save"))
+    assert f"(start {start}, 2 times step {step} and save {save}, leave 15)" in job.said()
     assert job.events() == ["started", "stopped"]
 
     assert job.finish(**hour) == 0, job.log.read_text()[-3000:]

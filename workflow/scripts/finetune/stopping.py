@@ -27,15 +27,16 @@ class Stopper(TrainerCallback):
         self.file, self.seconds, self.device = folder / STOP, minutes * 60, device
         self.deadline = Deadline(folder)
         self.saved = self.began = time.monotonic()
-        self.stopped = False
+        self.stopped, self.late = False, 0
 
     def agree(self, due: bool = False) -> list[int]:
         """Whether some rank wants to stop, and whether one wants to save."""
-        stop = self.file.exists() or self.deadline.near()
-        wishes = torch.tensor([stop, due], dtype=torch.int32, device=self.device)
+        wishes = [self.file.exists(), self.deadline.near(), due]
+        wishes = torch.tensor(wishes, dtype=torch.int32, device=self.device)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(wishes, torch.distributed.ReduceOp.MAX)
-        return wishes.tolist()
+        asked, self.late, due = wishes.tolist()
+        return [asked or self.late, due]
 
     def stop(self, control: Any) -> None:
         """Save and leave. A validation that is due is made up for after the resume."""

@@ -74,7 +74,7 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         trainer.add_callback(RestoreCounters(trainer, args.resume))
     trainer.train(resume_from_checkpoint=args.resume and str(args.resume))
     if stopper.stopped:
-        claim_stopped(trainer, args.state, stopper.deadline.near())
+        claim_stopped(trainer, args.state, bool(stopper.late))
         return
     watchdog.beat()
     save(trainer, args.output)
