@@ -135,9 +135,9 @@ def split_of(plan: dict) -> tuple[int, int, bool]:
     [
         # no recomputing where one row fits without it
         (120, {}, (16, 1, False)),
-        (80, {}, (8, 2, False)),
-        (40, {}, (4, 4, False)),
-        (16, {}, (1, 16, False)),
+        (50, {}, (8, 2, False)),
+        (30, {}, (4, 4, False)),
+        (14, {}, (1, 16, False)),
         (9, {}, (4, 4, True)),
         (7, {}, (1, 16, True)),
         (9, {"batch": {"global": 15}}, (5, 3, True)),
@@ -190,7 +190,7 @@ def test_quantization_settings_reach_the_formula() -> None:
             *(9, 512, {"batch": {"micro": 2}, "gradient_checkpointing": False}),
             "`batch: {micro: 1}` and `gradient_checkpointing: true`",
         ),
-        (8, 4096, {}, "`max_length: 2368`"),
+        (8, 4096, {}, "`max_length: 2560`"),
         (80, 512, {"method": "full", "launch": "ddp", "gpus": 4}, "`launch: zero3`"),
         (24, 512, {"method": "full", "launch": "zero2", "gpus": 2}, "`launch: zero3-offload`"),
         (12, 512, {"method": "lora"}, "`launch: zero3-offload`"),

@@ -126,11 +126,11 @@ def test_only_a_run_of_several_nodes_asks_for_nodes(tiny_model: Path, tmp_path: 
     jobs = planned_jobs(project, project / "config.yaml")
     one, two = ({j["run"]: j for j in jobs if j["rule"] == "train"}[run] for run in RUNS)
     told_by_the_plan = dict.fromkeys(("mem_mb", "runtime"), "<TBD>")
-    assert one["resources"] == {"gpu": 2} | told_by_the_plan
+    assert one["resources"] == {"gpu": 2, "nodes": 1} | told_by_the_plan
     asked = {"nodes": 2, "gres": "gpu:2", "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
     assert two["resources"] == one["resources"] | {"gpu": 4} | asked
     assert one["threads"] == two["threads"] == 8
-    assert sbatch(one) == ["--cpus-per-task=8", "--gpus=2"]
+    assert sbatch(one) == ["--nodes=1", "--cpus-per-task=8", "--gpus=2"]
     nodes = ["--nodes=2", "--ntasks=2", "--cpus-per-task=8", "--gres=gpu:2", "--gpus=4"]
     assert sbatch(two) == nodes
 
@@ -155,7 +155,7 @@ SUBMITTED = {
     "tokenize_data": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=8",
     "check_data": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
     "plan_run": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
-    "train": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=8",
+    "train": "gpu -t {runtime} --mem {mem_mb} --nodes=1 --requeue --cpus-per-task=8",
     "merge": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=4",
     "evaluate_run": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
     "evaluate_baseline": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",

@@ -29,8 +29,9 @@ rule train:
         mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "train", n)),
         disk_mb=told_by(PLAN, lambda plan, _: resources.disk_mb(plan, "train")),
         runtime=train_runtime,
+        # said of one node too: else SLURM may find the GPUs of a job on several
+        nodes=lambda w: run_of(w).nodes,
         # launch.py calls srun itself: `mpi` has the rule start once, on the first node
-        nodes=on_nodes(lambda run: run.nodes),
         gres=on_nodes(lambda run: f"gpu:{run.gpus}"),
         mpi=on_nodes(lambda run: "srun"),
         tasks=on_nodes(lambda run: run.nodes),
