@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from conftest import Work, slurm
+from conftest import PROFILE, Work, slurm
 from project import ROOT
 
 ROUNDED = 0.005 * 1024
@@ -48,12 +49,14 @@ def megabytes(tres: str) -> float:
 
 def test_every_job_got_what_its_rule_declares(chain: Work) -> None:
     asked, got = declared(chain), submitted(chain)
+    usual = yaml.safe_load((PROFILE / "profile.yaml").read_text())["default-resources"]
     local = {"rule_all", "rule_fetch_model_wildcards_tiny", "rule_prepare_data_wildcards_lights"}
     assert set(asked) - set(got) == local
     assert set(got) <= set(asked)
     for name, job in got.items():
         resources, gpus = asked[name]["resources"], asked[name]["resources"].get("gpu", 0)
-        minutes = resources["runtime"]
+        # of a training of a kind that never ran, the profile's
+        minutes = resources.get("runtime", usual["runtime"])
         assert job["NumCPUs"] == str(asked[name]["threads"]), name
         assert megabytes(job["TRES"]) == pytest.approx(resources["mem_mb"], abs=ROUNDED), name
         assert job["TimeLimit"] == f"{minutes // 1440}-" * (minutes >= 1440) + (
