@@ -23,7 +23,7 @@ class TwoNodes(Job):
         return super().start(threads=1, **options, PATH=path, SLURM_JOB_ID="1")
 
 
-@pytest.mark.parametrize("run", ["tiny-qlora", "tiny-full"])
+@pytest.mark.parametrize("run", ["tiny-qlora", pytest.param("tiny-full", marks=pytest.mark.slow)])
 def test_a_run_on_two_nodes_is_that_on_one(
     finished: Path, tmp_path: Path, undisturbed, run: str
 ) -> None:
