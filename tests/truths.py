@@ -10,6 +10,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
 from finetune.activations import LOGIT
 from finetune.memory import ALLOWANCE, LIVE, Job, predicted, trained, training_memory
 from finetune.shapes import Shapes, shapes_of
@@ -46,13 +49,9 @@ class Truth:
         return self.alike / self.published - 1
 
 
-@cache
-def llama(name: str) -> Shapes:
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+def llama_config(name: str) -> LlamaConfig:
     hidden, wide, layers, heads, kv_heads, vocab = LLAMA[name]
-    config = LlamaConfig(
+    return LlamaConfig(
         hidden_size=hidden,
         intermediate_size=wide,
         num_hidden_layers=layers,
@@ -60,8 +59,12 @@ def llama(name: str) -> Shapes:
         num_key_value_heads=kv_heads,
         vocab_size=vocab,
     )
+
+
+@cache
+def llama(name: str) -> Shapes:
     with torch.device("meta"):
-        return shapes_of(LlamaForCausalLM(config))
+        return shapes_of(LlamaForCausalLM(llama_config(name)))
 
 
 def job(method: str, launch: str = "ddp", world: int = 1, **more) -> Job:

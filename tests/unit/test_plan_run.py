@@ -25,7 +25,7 @@ from finetune.outlook import job_of, shapes_in
 from finetune.shapes import shapes_of
 from finetune.stages import plan_settings
 from lint_record import WHOLE
-from truths import LLAMA, job, llama
+from truths import job, llama, llama_config
 
 NAMES = {"model": "m", "dataset": "d"}
 CLASSIFIER = {"task": "sequence-classification"}
@@ -358,15 +358,7 @@ def test_row_longer_than_the_context() -> None:
 def plan(tmp_path, monkeypatch):
     """Run the rule's script; what it wrote. The model is LLaMA 7B, of which only a config lies
     there."""
-    hidden, wide, layers, heads, kv_heads, vocab = LLAMA["LLaMA 7B"]
-    LlamaConfig(
-        hidden_size=hidden,
-        intermediate_size=wide,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        vocab_size=vocab,
-    ).save_pretrained(tmp_path / "pretrained")
+    llama_config("LLaMA 7B").save_pretrained(tmp_path / "pretrained")
     record = {"causal": True, "architecture": "LlamaForCausalLM", "context": 2048}
 
     def run(rows: int, longest: int, labels: list[str] | None = None, **keys: object) -> dict:

@@ -59,10 +59,10 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         args.state, plan["settings"]["timeout_minutes"], training_args.process_index, place
     )
     set_seed(settings["seed"])
-    labels = read_json(args.tokens / "lint.json")["labels"]
-    rank, longest = training_args.local_process_index, longest_row(args.tokens)
-    model = load_for_training(args.model, settings, rank, labels, longest)
-    trainer = build_trainer(model, training_args, settings, args)
+    lint, rank = read_json(args.tokens / "lint.json"), training_args.local_process_index
+    longest = max(lint[split]["longest"] for split in ("train", "validation"))
+    model = load_for_training(args.model, settings, rank, lint["labels"], longest)
+    trainer = build_trainer(model, training_args, settings, args, lint["packing"])
     check_world_size(trainer.accelerator.num_processes, args.world_size)
     trainer.add_callback(watchdog)
     trainer.add_callback(placement := PlacementGuard())
@@ -140,7 +140,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
 
 
 def build_trainer(
-    model: torch.nn.Module, training_args: TrainingArguments, settings: dict, args
+    model: torch.nn.Module, training_args: TrainingArguments, settings: dict, args, packing: dict
 ) -> FinetuneTrainer:
     tokenizer = load_tokenizer(args.model, settings["trust_remote_code"])
     tokenizer.padding_side = "right"
@@ -153,7 +153,7 @@ def build_trainer(
         eval_dataset=open_tokens(args.tokens / "validation"),
         data_collator=RowCollator(tokenizer, attention) if causal else LabelCollator(tokenizer),
         processing_class=tokenizer,
-        grouped=grouping(args.tokens),
+        grouped=grouping(packing),
     )
     trainer.remove_callback(PrinterCallback)
     if trainer.is_world_process_zero():
@@ -161,15 +161,8 @@ def build_trainer(
     return trainer
 
 
-def longest_row(tokens: Path) -> int:
-    """Length of the longest row, or pack, of training and validation."""
-    splits = (open_tokens(tokens / split) for split in ("train", "validation"))
-    return max(max(split["length"][:], default=0) for split in splits)
-
-
-def grouping(tokens: Path) -> int:
+def grouping(packing: dict) -> int:
     """How far rows are grouped by length: far, where packing was asked for and cannot be."""
-    packing = read_json(tokens / "lint.json")["packing"]
     return GROUPED if packing["asked"] and not packing["used"] else 1
 
 
