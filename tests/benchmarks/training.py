@@ -193,7 +193,7 @@ def trl_arguments(settings: dict, plan: dict, output: Path) -> dict:
         "weight_decay": optimizer["weight_decay"],
         "adam_beta2": optimizer["beta2"],
         "max_grad_norm": optimizer["max_grad_norm"],
-        "gradient_checkpointing": settings["gradient_checkpointing"],
+        "gradient_checkpointing": plan["gradient_checkpointing"],
         "logging_steps": settings["log_every"],
         "seed": settings["seed"],
     }
