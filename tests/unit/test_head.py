@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from finetune import head, modeling
@@ -114,6 +115,39 @@ def test_a_loss_of_routers_is_not_cut(monkeypatch):
     monkeypatch.setattr(head, "PIECE", 1)
     model.config.output_router_logits = True
     assert len(head.pieces(model, batch())) == 1
+
+
+def test_packs_lose_what_they_lose_at_once(monkeypatch):
+    """Three samples in the first pack, two in the others: their positions restart."""
+    starts = [[0, 4, 9], [0, 6], [0, 5]]
+    positions = torch.arange(11).repeat(3, 1)
+    for pack, row in zip(starts, positions, strict=True):
+        for start in pack:
+            row[start:] = torch.arange(11 - start)
+    packs = {**batch(), "position_ids": positions}
+    del packs["attention_mask"]
+    found = []
+    for size in (10**9, 3 * 61 * 2):
+        monkeypatch.setattr(head, "PIECE", size)
+        head.lose_in_pieces(model := made("llama"))
+        outputs = model(**packs, labels=batch()["input_ids"])
+        outputs.loss.backward()
+        found.append((outputs.loss.detach(), [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(*found)
+    assert not torch.isclose(found[0][0], losses(made("llama"))[0])  # samples are kept apart
+
+
+def test_a_head_that_is_trained_whole_gets_its_gradient(monkeypatch):
+    found = []
+    for size in (10**9, 3 * 61 * 2):
+        monkeypatch.setattr(head, "PIECE", size)
+        head.lose_in_pieces(base := made("llama"))
+        lora = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"])
+        torch.manual_seed(0)
+        loss, gradients = losses(get_peft_model(base, lora))
+        found.append((loss, {n: g for n, g in gradients.items() if g is not None}))
+    torch.testing.assert_close(*found)
+    assert sum("modules_to_save" in name and bool(g.any()) for name, g in found[0][1].items()) == 1
 
 
 def test_adapters_train_through_it(tiny_model, monkeypatch):
