@@ -51,6 +51,10 @@ QLORA_CLASSIFIER = (
     "enough without; use `method: full`, or `lora`"
 )
 ZERO_CLASSIFIER = "a classifier's weights and optimizer fit on one GPU; use `launch: ddp`"
+ZERO3_COMPILED = (
+    "weights are gathered by hooks on each part of a layer, at which compiled code breaks off; "
+    "use `launch: zero2` or `ddp`, or leave `compile` out"
+)
 
 LORA_DEFAULTS = {
     "launch": "ddp",
@@ -345,6 +349,8 @@ class RunDefaults(Strict):
     gradient_checkpointing: Literal["auto", True, False] = "auto"
     """Recompute activations: about 30 % slower, several times less activation memory. `auto`: only
     where no micro-batch fits without. It changes no result."""
+    compile: bool = False
+    """Fuse the operations of each layer (torch.compile). It changes no result but by rounding."""
     log_every: Count = 5
     """Steps between two lines of metrics.jsonl."""
     validate_every: Count | None = None
@@ -375,6 +381,12 @@ class Run(RunDefaults):
     def check_pair(self) -> Run:
         if reason := REFUSED.get((self.method, self.launch)):
             raise ValueError(f"`{self.method}` under `{self.launch}` is refused: {reason}")
+        return self
+
+    @model_validator(mode="after")
+    def check_compile(self) -> Run:
+        if self.compile and self.launch.startswith("zero3"):
+            raise ValueError(f"`compile` under `{self.launch}` is refused: {ZERO3_COMPILED}")
         return self
 
     @model_validator(mode="after")

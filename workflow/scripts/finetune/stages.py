@@ -16,7 +16,7 @@ METHOD_SECTIONS = {
 """Sections of a run that only some methods read, by method."""
 PLAN_ONLY = (
     *("gpus", "nodes", "gpu_memory_gb", "gpu_model", "allow_oversubscription", "batch"),
-    *("gradient_checkpointing", "checks", "checkpoint_minutes", "timeout_minutes"),
+    *("gradient_checkpointing", "compile", "checks", "checkpoint_minutes", "timeout_minutes"),
 )
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 

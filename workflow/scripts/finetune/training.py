@@ -18,6 +18,7 @@ from finetune.batch import split_batch
 from finetune.checkpoints import step_of
 from finetune.classification import ClassificationTrainer, LabelCollator
 from finetune.collator import RowCollator
+from finetune.compiling import CompiledSteps, check_compiler
 from finetune.counters import RestoreCounters
 from finetune.facts import read_facts
 from finetune.faults import Place
@@ -59,6 +60,8 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         args.state, plan["settings"]["timeout_minutes"], training_args.process_index, place
     )
     set_seed(settings["seed"])
+    if plan["settings"]["compile"]:
+        check_compiler(cpu=not torch.cuda.is_available())
     lint, rank = read_json(args.tokens / "lint.json"), training_args.local_process_index
     longest = max(lint[split]["longest"] for split in ("train", "validation"))
     model = load_for_training(args.model, settings, rank, lint["labels"], longest)
@@ -67,6 +70,8 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     trainer.add_callback(watchdog)
     trainer.add_callback(placement := PlacementGuard())
     trainer.add_callback(gradients := GradientGuard(model))
+    if plan["settings"]["compile"]:
+        trainer.add_callback(CompiledSteps(model, gradients))
     minutes = plan["settings"]["checkpoint_minutes"]
     trainer.stop_with(stopper := Stopper(args.state, minutes, training_args.device))
     trainer.facts = read_facts(args.state)
