@@ -192,6 +192,7 @@ def test_quantization_settings_reach_the_formula() -> None:
         ),
         (8, 4096, {}, "`max_length: 2560`"),
         (80, 512, {"method": "full", "launch": "ddp", "gpus": 4}, "`launch: zero3`"),
+        (100, 512, {"method": "full", "launch": "ddp"}, "`optimizer: {name: adamw_8bit}`"),
         (24, 512, {"method": "full", "launch": "zero2", "gpus": 2}, "`launch: zero3-offload`"),
         (12, 512, {"method": "lora"}, "`launch: zero3-offload`"),
     ],

@@ -41,6 +41,7 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         dropout=lora["dropout"],
         double=settings.get("quantization", {}).get("double", True),
         classes=len(lint["labels"]) if lint["labels"] else None,
+        optimizer=settings["optimizer"].get("name", "adamw"),
     )
 
 

@@ -48,6 +48,8 @@ def run_settings(run: Run, exclude: dict) -> dict:
     """A run without the sections that its method does not read."""
     idle = set(METHOD_SECTIONS["qlora"]) - set(METHOD_SECTIONS[run.method])
     unused = dict.fromkeys({"merge", *idle}, True)
+    if run.optimizer.name == "adamw":  # as before there was another: no run is made again
+        unused["optimizer"] = {"name"}
     return run.model_dump(by_alias=True, exclude=unused | exclude)
 
 
