@@ -145,7 +145,7 @@ class Model(Strict):
     pad_token: str | None = None
     """Default: the model's own, or a spare special token where that is missing or equals EOS."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
-    """In training. Default: eager on a CPU, else what transformers picks for the model."""
+    """In training. Default: by device, length of rows and packing."""
 
 
 class Source(Strict):

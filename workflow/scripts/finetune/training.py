@@ -66,7 +66,8 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         check_compiler(cpu=not torch.cuda.is_available())
     lint, rank = read_json(args.tokens / "lint.json"), training_args.local_process_index
     longest = max(lint[split]["longest"] for split in ("train", "validation"))
-    model = load_for_training(args.model, settings, rank, lint["labels"], longest)
+    packed = lint["packing"]["used"]
+    model = load_for_training(args.model, settings, rank, lint["labels"], longest, packed)
     trainer = build_trainer(model, training_args, settings, args, lint["packing"])
     check_world_size(trainer.accelerator.num_processes, args.world_size)
     trainer.add_callback(watchdog)
