@@ -12,6 +12,7 @@ from finetune.compiling import CompiledSteps, check_compiler, compile_layers
 from finetune.config import Run, complete_run
 from finetune.guards import GradientGuard
 from finetune.modeling import load_for_training
+from plan_run import check_compile
 
 SETTINGS = {
     "attention": "sdpa",
@@ -149,14 +150,17 @@ def test_a_model_without_known_layers_is_refused():
         compile_layers(torch.nn.Linear(2, 2))
 
 
-def test_without_a_compiler_a_run_ends_before_it_loads(monkeypatch):
-    check_compiler(cpu=True)
+def test_without_a_compiler_a_run_ends_in_its_plan(monkeypatch):
+    settings = {"compile": True, "gpu_memory_gb": None, "gpu_model": None}
+    check_compile(settings)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
     uncached = cpp_builder.cpp_compiler_search.__wrapped__
     monkeypatch.setattr(cpp_builder, "cpp_compiler_search", uncached)
     with pytest.raises(UserError, match=r"needs a C\+\+ compiler, and none was found"):
-        check_compiler(cpu=True)
+        check_compile(settings)
+    check_compile(settings | {"compile": False})
+    check_compile(settings | {"gpu_model": "h100"})
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def main() -> None:
     check_rows(args.settings["batch"]["global"], lint["train"]["sequences"])
     check_context(model["context"], max(lint[split]["longest"] for split in SPLITS))
     check_attention(args.settings, lint, args.pretrained)
+    check_compile(args.settings)
     shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
     plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
     write_json(args.output, plan)
@@ -167,6 +168,15 @@ def check_attention(settings: dict, lint: dict, pretrained: Path) -> None:
         from finetune.varlen import check_chosen  # it imports the models of transformers
 
         check_chosen(pretrained, settings["trust_remote_code"])
+
+
+def check_compile(settings: dict) -> None:
+    """Where the plan is for a GPU, the machine that has it may have another compiler, or none: then
+    train.py asks."""
+    if settings["compile"] and find_device(settings).cpu:
+        from finetune.compiling import check_compiler  # it imports torch's
+
+        check_compiler(cpu=True)
 
 
 def check_rows(size: int, rows: int) -> None:
