@@ -17,13 +17,14 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 
 @pytest.fixture(scope="session")
 def launch(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """launch(gpus, micro, tokens, global_batch, **settings) -> (exit code, output, folder)."""
+    """launch(gpus, micro, tokens, global_batch, planned, **settings) -> (code, output, folder)."""
 
     def run(
         gpus: int,
         micro: int,
         tokens: Path | None = None,
         global_batch: int = 4,
+        planned: dict | None = None,
         **changes: object,
     ) -> tuple[int, str, Path]:
         folder = tmp_path_factory.mktemp("run")
@@ -31,6 +32,7 @@ def launch(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
         settings = json.loads(frozen(base / "runs/tiny-full/train.yaml")) | changes
         plan = json.loads((base / "runs/tiny-full/plan.json").read_text())
         plan |= {"world_size": gpus, "micro_batch": micro, "global_batch": global_batch}
+        plan["settings"] |= planned or {}
         (folder / "plan.json").write_text(json.dumps(plan))
         command = [sys.executable, str(SCRIPTS / "launch.py"), "--settings", json.dumps(settings)]
         command += ["--gpus", str(gpus), "--threads", "2", "--plan", str(folder / "plan.json")]

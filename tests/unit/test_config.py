@@ -54,7 +54,7 @@ KEYS = {
     "model": "source, revision, trust_remote_code, chat_template, template_options, pad_token, "
     "attention",
     "source": "path, subset, revision, split, into, rows, weight",
-    "optimizer": "learning_rate, weight_decay, beta2, max_grad_norm",
+    "optimizer": "name, learning_rate, weight_decay, beta2, max_grad_norm",
 }
 
 
@@ -583,6 +583,7 @@ def test_defaults_are_merged_deeply(tmp_path) -> None:
     assert (run.lora.rank, run.lora.alpha, run.lora.dropout) == (4, 8, 0.05)
     assert (run.batch.global_, run.batch.micro) == (32, 2)
     assert run.optimizer.model_dump() == {
+        "name": "adamw",
         "learning_rate": None,
         "weight_decay": 0.1,
         "beta2": 0.95,
@@ -781,3 +782,11 @@ def test_template_options_that_would_change_more_than_the_text(name, tmp_path) -
 def test_a_column_mapped_twice_is_refused():
     with pytest.raises(ValidationError, match="names one column twice"):
         Dataset(source="a.csv", columns={"prompt": "q", "completion": "q"})
+
+
+@pytest.mark.parametrize("launch", ["zero1", "zero2", "zero3", "zero3-offload"])
+def test_8_bit_moments_under_zero_are_refused(launch):
+    run = {"model": "m", "dataset": "d", "method": "full", "launch": launch}
+    refused = f"`adamw_8bit` under `{launch}` is refused: .*use `launch: ddp`"
+    with pytest.raises(ValueError, match=refused):
+        Run.model_validate(complete_run({}, run | {"optimizer": {"name": "adamw_8bit"}}))

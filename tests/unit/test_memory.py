@@ -75,6 +75,19 @@ def test_states_of_lora_on_four_gpus(launch, weights, adapters, gradients, optim
 
 
 @pytest.mark.parametrize(
+    ("method", "launch", "moments"),
+    [
+        ("qlora", "ddp", ADAPTER * 2.03125),
+        # embeddings keep moments of 8 bytes
+        ("full", "ddp", (6_738_415_616 - 32_000 * 4096) * 2.03125 + 32_000 * 4096 * 8),
+        ("full", "zero1", 6_738_415_616 * 12),  # it has no such optimizer
+    ],
+)
+def test_moments_in_8_bit(method, launch, moments) -> None:
+    assert parts(method, launch, optimizer="adamw_8bit")["optimizer"] == moments
+
+
+@pytest.mark.parametrize(
     ("method", "launch", "world", "buffers"),
     [
         ("qlora", "ddp", 1, 0),  # no DDP wraps a single process

@@ -6,7 +6,7 @@ import bitsandbytes as bnb
 import pytest
 import torch
 
-from finetune import modeling
+from finetune import modeling, varlen
 from finetune.modeling import keep_gradients_on_cpu, load_for_inference, load_for_training
 
 SETTINGS = {"attention": None, "trust_remote_code": False, "launch": "ddp"}
@@ -193,9 +193,30 @@ def test_attention_is_the_users_or_fit_for_device_and_length(tiny_model, chosen,
     assert model.config._attn_implementation == expected
 
 
-def test_on_a_gpu_transformers_chooses_the_attention(monkeypatch):
+def test_on_a_gpu_transformers_chooses_the_attention_of_rows(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert modeling.default_attention(5) is None
+    assert modeling.default_attention(5, False) is None
+
+
+@pytest.mark.parametrize(
+    ("installed", "capability", "why_not", "expected"),
+    [
+        (True, (8, 0), None, "flash_attention_2"),
+        (True, (9, 0), None, "flash_attention_2"),
+        (True, (7, 5), None, None),
+        (False, (8, 0), None, None),
+        (True, (8, 0), "samples see each other", None),
+    ],
+)
+def test_packs_on_a_gpu_get_flash_attention_where_it_is_proven(
+    monkeypatch, tiny_model, capsys, installed, capability, why_not, expected
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(varlen, "is_flash_attn_2_available", lambda: installed)
+    monkeypatch.setattr(varlen, "why_not_varlen", lambda config: why_not)
+    assert modeling.default_attention(5, (tiny_model, False)) == expected
+    assert ("samples see each other" in capsys.readouterr().err) == bool(why_not)
 
 
 def test_inference_is_16_bit_and_ready(tiny_model):

@@ -181,6 +181,16 @@ def test_quantization_settings_reach_the_formula() -> None:
     assert plain - double == pytest.approx(6_476_005_376 * 0.373 / 8 * 1.05, rel=1e-3)
 
 
+def test_the_optimizer_of_the_settings_reaches_the_formula() -> None:
+    run = {"method": "full", "launch": "ddp", "gradient_checkpointing": True}
+    plain, small = (
+        planned(200, **run, optimizer={"name": name})["memory"]["parts"]["optimizer"]
+        for name in ("adamw", "adamw_8bit")
+    )
+    assert plain == pytest.approx(6_738_415_616 * 8)
+    assert 0.25 < small / plain < 0.28
+
+
 @pytest.mark.parametrize(
     ("gigabytes", "longest", "run", "change"),
     [
@@ -192,6 +202,7 @@ def test_quantization_settings_reach_the_formula() -> None:
         ),
         (8, 4096, {}, "`max_length: 2560`"),
         (80, 512, {"method": "full", "launch": "ddp", "gpus": 4}, "`launch: zero3`"),
+        (100, 512, {"method": "full", "launch": "ddp"}, "`optimizer: {name: adamw_8bit}`"),
         (24, 512, {"method": "full", "launch": "zero2", "gpus": 2}, "`launch: zero3-offload`"),
         (12, 512, {"method": "lora"}, "`launch: zero3-offload`"),
     ],

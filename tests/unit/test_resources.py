@@ -76,11 +76,11 @@ def test_a_plan_of_older_code_is_read_with_what_it_lacks(tmp_path):
     write_json(tmp_path / "plan.json", older)
     plan = read_plan(tmp_path / "plan.json")
     assert plan["gradient_checkpointing"] is True
-    assert plan["settings"]["nodes"] == 1
+    assert (plan["settings"]["nodes"], plan["settings"]["compile"]) == (1, False)
     assert plan["memory"] == {"total": GB, "disk": None, "host": {}, "calibration": {}}
     decided = PLAN | {
         "gradient_checkpointing": False,
-        "settings": {"gradient_checkpointing": "auto", "nodes": 2},
+        "settings": {"gradient_checkpointing": "auto", "nodes": 2, "compile": True},
     }
     write_json(tmp_path / "plan.json", decided)
     assert read_plan(tmp_path / "plan.json") == decided

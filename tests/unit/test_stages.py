@@ -30,6 +30,7 @@ PLAN = {
     "epochs",
     "steps",
     "gradient_checkpointing",
+    "compile",
     "checkpoint_minutes",
     "timeout_minutes",
     "attention",
@@ -111,6 +112,11 @@ def test_keys_of_a_stage(method, stage, keys) -> None:
     assert set(all_settings(config_with(method))[stage]) == keys
 
 
+def test_plain_adamw_is_not_named() -> None:
+    """What older code trained or saved with it has no name of it, and is not made again."""
+    assert "name" not in all_settings(config_with())["train"]["optimizer"]
+
+
 def test_batch_is_whole_in_the_plan_and_global_in_training() -> None:
     settings = all_settings(config_with())
     assert settings["plan"]["batch"] == {"global": 16, "micro": "auto"}
@@ -161,9 +167,11 @@ CHANGES = [
     (RUN, {"model": "big"}, {"fetch", "plan", "train"}),
     (RUN, {"batch": {"global": 32}}, {"plan", "train"}),
     (RUN, {"optimizer": {"learning_rate": 1e-3}}, {"plan", "train"}),
+    (RUN, {"optimizer": {"name": "adamw_8bit"}}, {"plan", "train"}),
     (RUN, {"epochs": 3}, {"plan", "train"}),
     (RUN, {"steps": 30}, {"plan", "train"}),
     (RUN, {"gradient_checkpointing": False}, {"plan"}),
+    (RUN, {"compile": True}, {"plan"}),
     (RUN, {"lora": {"rank": 4}}, {"plan", "train"}),
     (RUN, {"quantization": {"double": False}}, {"plan", "train", "merge"}),
     (RUN, {"schedule": {"warmup": 0.1}}, {"train"}),

@@ -49,6 +49,8 @@ def main() -> None:
     check_data(lint, args.settings["checks"], args.lint.with_suffix(".html"))
     check_rows(args.settings["batch"]["global"], lint["train"]["sequences"])
     check_context(model["context"], max(lint[split]["longest"] for split in SPLITS))
+    check_attention(args.settings, lint, args.pretrained)
+    check_compile(args.settings)
     shapes = shapes_in(args.pretrained, args.settings["trust_remote_code"], lint["labels"])
     plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
     write_json(args.output, plan)
@@ -159,6 +161,22 @@ def check_task(task: str, model: dict, lint: dict) -> None:
             f"{model['architecture']} writes no text, so it cannot be trained for `task: "
             "causal-lm`. Use it for `sequence-classification`, or choose a causal language model."
         )
+
+
+def check_attention(settings: dict, lint: dict, pretrained: Path) -> None:
+    if settings["attention"] == "flash_attention_2" and lint["packing"]["used"]:
+        from finetune.varlen import check_chosen  # it imports the models of transformers
+
+        check_chosen(pretrained, settings["trust_remote_code"])
+
+
+def check_compile(settings: dict) -> None:
+    """Where the plan is for a GPU, the machine that has it may have another compiler, or none: then
+    train.py asks."""
+    if settings["compile"] and find_device(settings).cpu:
+        from finetune.compiling import check_compiler  # it imports torch's
+
+        check_compiler(cpu=True)
 
 
 def check_rows(size: int, rows: int) -> None:

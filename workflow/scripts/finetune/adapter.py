@@ -77,8 +77,9 @@ def keep_mask(x: torch.Tensor, share: float) -> torch.Tensor:
     Eight elements to each drawn number: torch's own dropout draws one for each, which takes a
     tenth of the time of a step on a CPU.
     """
-    words = torch.empty((x.numel() + 7) // 8, dtype=torch.int64, device=x.device)
-    drawn = words.random_(-(2**63), None).view(torch.uint8)[: x.numel()]
+    size = (x.numel() + 7) // 8
+    words = torch.randint(-(2**63), 2**63 - 1, (size,), dtype=torch.int64, device=x.device)
+    drawn = words.view(torch.uint8)[: x.numel()]
     return (drawn >= share * LEVELS).view(x.shape)
 
 

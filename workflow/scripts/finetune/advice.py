@@ -110,7 +110,9 @@ def shorter(request: Request, job: Job) -> int | None:
 
 
 def others(request: Request, job: Job) -> Iterator[tuple[str, Job]]:
-    """Another launch kind, more GPUs (of CPU processes: fewer), another method."""
+    """Smaller moments, another launch kind, more GPUs (of CPU processes: fewer), another method."""
+    if (job.method, job.launch, job.optimizer) == ("full", "ddp", "adamw"):
+        yield "`optimizer: {name: adamw_8bit}`", replace(job, optimizer="adamw_8bit")
     launches = [x for x in ("zero3", "zero3-offload") if allowed(job.method, x, job.classes)]
     sharing = [x for x in launches if x > job.launch]
     for launch in sharing:

@@ -51,6 +51,14 @@ QLORA_CLASSIFIER = (
     "enough without; use `method: full`, or `lora`"
 )
 ZERO_CLASSIFIER = "a classifier's weights and optimizer fit on one GPU; use `launch: ddp`"
+ZERO_8BIT = (
+    "DeepSpeed flattens and shards what an optimizer holds, which 8-bit blocks do not survive; use "
+    "`launch: ddp`, or leave `optimizer: {name}` out"
+)
+ZERO3_COMPILED = (
+    "weights are gathered by hooks on each part of a layer, at which compiled code breaks off; "
+    "use `launch: zero2` or `ddp`, or leave `compile` out"
+)
 
 LORA_DEFAULTS = {
     "launch": "ddp",
@@ -137,7 +145,7 @@ class Model(Strict):
     pad_token: str | None = None
     """Default: the model's own, or a spare special token where that is missing or equals EOS."""
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
-    """In training. Default: eager on a CPU, else what transformers picks for the model."""
+    """In training. Default: by device, length of rows and packing."""
 
 
 class Source(Strict):
@@ -295,6 +303,9 @@ class Merge(Strict):
 class Optimizer(Strict):
     """AdamW and its settings."""
 
+    name: Literal["adamw", "adamw_8bit"] = "adamw"
+    """`adamw_8bit`: a quarter of the memory for its moments (Dettmers et al. 2021, arXiv
+    2110.02861). Not under ZeRO."""
     learning_rate: Positive | None = None
     """Default: 2e-4 for LoRA up to 13B parameters, 1e-4 above; 1e-5 for full fine-tuning, 2e-5 of
     a classifier."""
@@ -345,6 +356,8 @@ class RunDefaults(Strict):
     gradient_checkpointing: Literal["auto", True, False] = "auto"
     """Recompute activations: about 30 % slower, several times less activation memory. `auto`: only
     where no micro-batch fits without. It changes no result."""
+    compile: bool = False
+    """Fuse the operations of each layer (torch.compile). It changes no result but by rounding."""
     log_every: Count = 5
     """Steps between two lines of metrics.jsonl."""
     validate_every: Count | None = None
@@ -375,6 +388,18 @@ class Run(RunDefaults):
     def check_pair(self) -> Run:
         if reason := REFUSED.get((self.method, self.launch)):
             raise ValueError(f"`{self.method}` under `{self.launch}` is refused: {reason}")
+        return self
+
+    @model_validator(mode="after")
+    def check_optimizer(self) -> Run:
+        if self.optimizer.name == "adamw_8bit" and self.launch in ZERO:
+            raise ValueError(f"`adamw_8bit` under `{self.launch}` is refused: {ZERO_8BIT}")
+        return self
+
+    @model_validator(mode="after")
+    def check_compile(self) -> Run:
+        if self.compile and self.launch.startswith("zero3"):
+            raise ValueError(f"`compile` under `{self.launch}` is refused: {ZERO3_COMPILED}")
         return self
 
     @model_validator(mode="after")

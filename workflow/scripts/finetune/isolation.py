@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -26,8 +26,11 @@ WIDTH, VOCABULARY, REACH = 256, 128, 4
 LIMITED = re.compile(r"(window|window_size|chunk_size|index_topk)$")
 
 
-def why_not_isolated(config: PreTrainedConfig) -> str | None:
-    """None when packed samples get the logits they get alone, else the reason in one line."""
+def why_not_isolated(
+    config: PreTrainedConfig, find_leak: Callable[..., str | None] | None = None
+) -> str | None:
+    """None when packed samples get the logits they get alone, else the reason in one line.
+    `find_leak(class, config)` tries a small model: first_leak, unless told otherwise."""
     kind = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if kind is None:
         return f"{type(config).__name__} is no causal language model that transformers itself knows"
@@ -38,7 +41,7 @@ def why_not_isolated(config: PreTrainedConfig) -> str | None:
     reason = "there is nothing to try"
     for width in (WIDTH, None):
         try:
-            return first_leak(kind, smallest(kind, config, width))
+            return (find_leak or first_leak)(kind, smallest(kind, config, width))
         except Exception as error:
             # an odd config breaks in any way it likes; packing must then be off, not tokenizing
             reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -21,8 +21,9 @@ NF4_BITS = 4 + 32 / 64
 """Payload and one fp32 constant a block of 64 weights."""
 NF4_DOUBLE_BITS = 4 + 8 / 64 + 32 / (64 * 256)
 """The same with 8-bit constants and one fp32 constant for 256 of them: 4.127 bits."""
-MOMENTS = {"adamw": 4 + 4}
-"""Bytes a trained parameter has in the optimizer. Masters in fp32, under ZeRO, come on top."""
+MOMENTS = {"adamw": 4 + 4, "adamw_8bit": 2 * (1 + 4 / 256)}
+"""Bytes a trained parameter has in the optimizer: in 8 bit, with an fp32 constant for each 256
+(bitsandbytes/optim/optimizer.py). Masters in fp32, under ZeRO, come on top."""
 CUDA = 800_000_000
 """CUDA context, cuBLAS workspaces and NCCL buffers of one process."""
 PROCESS = 700_000_000
@@ -59,6 +60,8 @@ class Job:
     dropout: float = 0.05
     double: bool = True
     classes: int | None = None
+    optimizer: str = "adamw"
+    """Under DDP. ZeRO has AdamW alone."""
 
     @property
     def zero(self) -> bool:
@@ -143,10 +146,17 @@ def gradients(shapes: Shapes, job: Job) -> float:
 
 def optimizer(shapes: Shapes, job: Job) -> float:
     """Moments, and under ZeRO the fp32 masters, shared out: K = 12 of the ZeRO paper."""
-    size = trained(shapes, job) * MOMENTS["adamw"]
     if not job.zero:
-        return size
+        return trained(shapes, job) * MOMENTS[job.optimizer] + looked_up(shapes, job)
+    size = trained(shapes, job) * MOMENTS["adamw"]
     return 0 if job.offload else (size + trained(shapes, job) * 4) / job.world
+
+
+def looked_up(shapes: Shapes, job: Job) -> float:
+    """What 8 bit does not save: the Trainer leaves the moments of embeddings in fp32."""
+    if job.method != "full":
+        return 0
+    return shapes.vocab * shapes.hidden * (MOMENTS["adamw"] - MOMENTS[job.optimizer])
 
 
 def buffers(shapes: Shapes, job: Job) -> float:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -28,9 +29,10 @@ def load_for_training(
     local_rank: int,
     labels: list[str] | None = None,
     longest: int = 0,
+    packed: bool = False,
 ) -> torch.nn.Module:
     """The model with its trainable parameters set, on this rank's device. `longest` is the length
-    of the longest row, in tokens.
+    of the longest row, in tokens; `packed` rows hold several samples.
 
     Under ZeRO-3 this must run after TrainingArguments exist: transformers then builds the
     model inside `deepspeed.zero.Init`, already sharded.
@@ -39,7 +41,8 @@ def load_for_training(
     model, found = auto.from_pretrained(
         folder,
         dtype=weight_dtype(settings),
-        attn_implementation=settings["attention"] or default_attention(longest),
+        attn_implementation=settings["attention"]
+        or default_attention(longest, packed and (folder, settings["trust_remote_code"])),
         trust_remote_code=settings["trust_remote_code"],
         output_loading_info=True,
         ignore_mismatched_sizes=labels is not None,  # the head of a classifier of other classes
@@ -62,9 +65,17 @@ more time with SDPA than without up to 512 tokens, and 9 % less at 1024; the mem
 attention grows with the square of the length."""
 
 
-def default_attention(longest: int) -> str | None:
-    """None leaves the choice to transformers: SDPA where the model has it."""
-    return "eager" if longest <= EAGER_UP_TO and not torch.cuda.is_available() else None
+def default_attention(longest: int, packs_of: tuple[Path, bool] | Literal[False]) -> str | None:
+    """None leaves the choice to transformers: SDPA where the model has it. On a GPU that needs a
+    mask for packs, and then has no fast kernel; FlashAttention has one. `packs_of` is the folder
+    of the model and whether its code is trusted."""
+    if not torch.cuda.is_available():
+        return "eager" if longest <= EAGER_UP_TO else None
+    if not packs_of:
+        return None
+    from finetune.varlen import flash_attention
+
+    return flash_attention(*packs_of)
 
 
 def weight_dtype(settings: dict) -> torch.dtype:

@@ -32,7 +32,7 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         # older data checks lack it
         supervised=train.get("most_supervised", train["longest"]),
         checkpointing=True,
-        # modeling.default_attention
+        # modeling.default_attention; FlashAttention, of which a plan does not know, takes less
         attention=settings["attention"]
         or ("eager" if device.cpu and train["longest"] <= EAGER_UP_TO else shapes.attention),
         cpu=device.cpu,
@@ -41,6 +41,7 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         dropout=lora["dropout"],
         double=settings.get("quantization", {}).get("double", True),
         classes=len(lint["labels"]) if lint["labels"] else None,
+        optimizer=settings["optimizer"].get("name", "adamw"),
     )
 
 

@@ -16,7 +16,7 @@ METHOD_SECTIONS = {
 """Sections of a run that only some methods read, by method."""
 PLAN_ONLY = (
     *("gpus", "nodes", "gpu_memory_gb", "gpu_model", "allow_oversubscription", "batch"),
-    *("gradient_checkpointing", "checks", "checkpoint_minutes", "timeout_minutes"),
+    *("gradient_checkpointing", "compile", "checks", "checkpoint_minutes", "timeout_minutes"),
 )
 """Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
 
@@ -48,6 +48,8 @@ def run_settings(run: Run, exclude: dict) -> dict:
     """A run without the sections that its method does not read."""
     idle = set(METHOD_SECTIONS["qlora"]) - set(METHOD_SECTIONS[run.method])
     unused = dict.fromkeys({"merge", *idle}, True)
+    if run.optimizer.name == "adamw":  # as before there was another: no run is made again
+        unused["optimizer"] = {"name"}
     return run.model_dump(by_alias=True, exclude=unused | exclude)
 
 

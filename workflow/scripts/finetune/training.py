@@ -18,6 +18,7 @@ from finetune.batch import split_batch
 from finetune.checkpoints import step_of
 from finetune.classification import ClassificationTrainer, LabelCollator
 from finetune.collator import RowCollator
+from finetune.compiling import CompiledSteps, check_compiler
 from finetune.counters import RestoreCounters
 from finetune.facts import read_facts
 from finetune.faults import Place
@@ -46,6 +47,8 @@ from finetune.watchdog import Watchdog
 
 CODE = code_commit()  # before a later commit can be taken for the code that runs
 TRAINERS = {"causal-lm": FinetuneTrainer, "sequence-classification": ClassificationTrainer}
+OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_8bit"}
+"""Names that transformers has for them. The fused one takes a seventh of the time on a CPU."""
 SECONDS_AFTER_WATCHDOG = 600
 """Collectives wait longer than the watchdog does: it shows where ranks are, they only end."""
 
@@ -59,14 +62,19 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         args.state, plan["settings"]["timeout_minutes"], training_args.process_index, place
     )
     set_seed(settings["seed"])
+    if plan["settings"]["compile"]:
+        check_compiler(cpu=not torch.cuda.is_available())
     lint, rank = read_json(args.tokens / "lint.json"), training_args.local_process_index
     longest = max(lint[split]["longest"] for split in ("train", "validation"))
-    model = load_for_training(args.model, settings, rank, lint["labels"], longest)
+    packed = lint["packing"]["used"]
+    model = load_for_training(args.model, settings, rank, lint["labels"], longest, packed)
     trainer = build_trainer(model, training_args, settings, args, lint["packing"])
     check_world_size(trainer.accelerator.num_processes, args.world_size)
     trainer.add_callback(watchdog)
     trainer.add_callback(placement := PlacementGuard())
     trainer.add_callback(gradients := GradientGuard(model))
+    if plan["settings"]["compile"]:
+        trainer.add_callback(CompiledSteps(model, gradients))
     minutes = plan["settings"]["checkpoint_minutes"]
     trainer.stop_with(stopper := Stopper(args.state, minutes, training_args.device))
     trainer.facts = read_facts(args.state)
@@ -112,6 +120,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
             plan["global_batch"], args.micro_batch, args.world_size
         ),
         max_steps=plan["steps"],
+        optim=OPTIMIZERS[optimizer.get("name", "adamw")],
         learning_rate=plan["learning_rate"],
         weight_decay=optimizer["weight_decay"],
         adam_beta2=optimizer["beta2"],

@@ -26,6 +26,7 @@ def run_facts(trainer: FinetuneTrainer, plan: dict, peaks: list[dict], events: l
         "global_batch": plan["global_batch"],
         "learning_rate": args.learning_rate,
         "precision": str(compute_dtype()).removeprefix("torch."),
+        "compiled": plan["settings"]["compile"],
         "attention": trainer.model.config._attn_implementation,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "steps": trainer.state.global_step,

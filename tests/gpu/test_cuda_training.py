@@ -1,0 +1,76 @@
+"""Memory as it was planned, and the same losses from compiled layers, on one GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finetune.files import read_json
+from project import make_project, snakemake, tiny_tokenizer
+
+pytestmark = pytest.mark.gpu
+RUNS = {
+    "qlora": {"method": "qlora"},
+    "compiled": {"method": "qlora", "compile": True},
+    "full": {"method": "full", "launch": "ddp"},
+    "full-8bit": {"method": "full", "launch": "ddp", "optimizer": {"name": "adamw_8bit"}},
+}
+BF16 = 0.01
+"""A few steps of 2^-8."""
+
+
+def make_model(folder: Path) -> None:
+    """500 M parameters, so that what CUDA takes for itself is not most of the memory."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=1536,
+        intermediate_size=4096,
+        num_hidden_layers=16,
+        num_attention_heads=12,
+        num_key_value_heads=12,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("memory")
+    make_model(folder / "model")
+    defaults = {"gpus": 1, "batch": {"global": 8, "micro": "auto"}, "steps": 6}
+    project = make_project(folder, folder / "model", defaults=defaults, runs=RUNS)
+    targets = [f"results/runs/{run}/train.json" for run in RUNS]
+    options = ("--cores", "all", "--resources", "gpu=1", "--configfile", "config.yaml")
+    done = snakemake(*options, "--", *targets, cwd=project)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return project
+
+
+@pytest.mark.parametrize("run", ["qlora", "full", "full-8bit"])
+def test_peak_memory_is_what_was_planned(trained: Path, run: str) -> None:
+    memory = read_json(trained / f"results/runs/{run}/train.json")["memory"]["process"]
+    assert memory["measured"] == pytest.approx(memory["predicted"], rel=0.15)
+
+
+def test_compiled_layers_give_the_losses_of_plain_ones(trained: Path) -> None:
+    plain, compiled = (losses(trained / f"results/runs/{run}") for run in ("qlora", "compiled"))
+    assert compiled == pytest.approx(plain, rel=BF16)
+    assert compiled != plain
+    assert read_json(trained / "results/runs/compiled/train.json")["compiled"] is True
+
+
+def losses(folder: Path) -> list[float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if "loss" in line]

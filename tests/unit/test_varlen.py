@@ -1,0 +1,77 @@
+"""Which models keep samples apart in FlashAttention: tried with a stand-in, without a GPU."""
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+
+from finetune import varlen
+from finetune.cli import UserError
+from finetune.varlen import attend, why_not_varlen
+from plan_run import check_attention
+
+
+def config(name, **changes):
+    return CONFIG_MAPPING[name](**changes)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2"])
+def test_models_that_hand_positions_on_keep_samples_apart(name):
+    assert why_not_varlen(config(name)) is None
+
+
+def test_a_model_that_keeps_positions_to_itself_does_not(monkeypatch):
+    inner = modeling_llama.LlamaAttention.forward
+
+    def forward(self, *args, position_ids=None, **kwargs):
+        return inner(self, *args, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+    assert "end to end change each other's logits by" in why_not_varlen(config("llama"))
+
+
+def test_flash_attention_that_was_asked_for_is_refused_where_samples_would_mix(tmp_path):
+    """GPT-BigCode does not hand positions on."""
+    settings = {"attention": "flash_attention_2", "trust_remote_code": False}
+    packs, rows = ({"packing": {"used": used}} for used in (True, False))
+    config("gpt_bigcode").save_pretrained(tmp_path)
+    refused = r"cannot be shown to keep packed samples apart .* set `packing: false`"
+    with pytest.raises(UserError, match=refused):
+        check_attention(settings, packs, tmp_path)
+    check_attention(settings, rows, tmp_path)
+    check_attention(settings | {"attention": "sdpa"}, packs, tmp_path)
+    config("llama").save_pretrained(tmp_path)
+    check_attention(settings, packs, tmp_path)
+
+
+def test_layers_with_a_state_do_not():
+    assert why_not_varlen(config("qwen3_next")).startswith("samples laid end to end change")
+
+
+def test_a_model_that_could_not_show_a_leak_proves_nothing(monkeypatch):
+    monkeypatch.setattr(varlen, "influence", lambda *_: 0.0)
+    assert "too little to prove anything" in why_not_varlen(config("llama"))
+
+
+def test_kernels_that_it_does_not_have_are_not_asked_for():
+    wide = config("llama", head_dim=512)
+    assert why_not_varlen(wide) == "a head has 512 elements, more than 256"
+    assert why_not_varlen(config("gpt_oss")) == "GptOssForCausalLM has none"
+
+
+@torch.no_grad()
+def test_the_stand_in_computes_what_eager_attention_does():
+    """In one long sample: with grouped keys and a window too."""
+    small = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    ids = torch.arange(3, 23)[None]
+    for name, more in (("llama", {}), ("mistral", {"sliding_window": 4})):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(
+            config(name, **small, **heads, **more), attn_implementation="eager"
+        ).eval()
+        wanted = model(ids, use_cache=False).logits
+        varlen.AttentionInterface.register(varlen.STAND_IN, attend)
+        varlen.AttentionMaskInterface.register(varlen.STAND_IN, varlen.flash_attention_mask)
+        model.set_attn_implementation(varlen.STAND_IN)
+        torch.testing.assert_close(model(ids, use_cache=False).logits, wanted)
