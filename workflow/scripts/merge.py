@@ -8,6 +8,7 @@ compared, on held-out rows, with the model as it was trained. Writes `model/` an
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import shutil
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ from finetune.tokens import open_tokens
 from finetune.weights import TensorShapes, expected_shapes, verify
 
 CHECKED_ROWS, CHECKED_TOKENS = 16, 8_192
+M_MMAP_THRESHOLD = -3
+"""Of mallopt(3): what is larger is mapped alone. Once set, glibc no longer raises it by itself."""
 NEGLIGIBLE = 0.01
 """Nats. A loss near zero moves by a large share when logits are rounded to 16 bit."""
 
@@ -87,6 +90,7 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
     """
     from peft import PeftModel
 
+    free_at_once()
     trust = args.settings["trust_remote_code"]
     batch = held_out(args.tokens, load_tokenizer(args.base, trust), args.labels)
     trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
@@ -111,6 +115,13 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
     return record
+
+
+def free_at_once() -> None:
+    """Give tensors back to the system when they are freed. glibc learns to keep them for later,
+    and quantizing layer by layer then leaves the size of the 16-bit model behind."""
+    if tune := getattr(ctypes.CDLL(None), "mallopt", None):  # not in musl, nor on a Mac
+        tune(M_MMAP_THRESHOLD, 2**20)
 
 
 def same_shapes(model: PreTrainedModel, shapes: TensorShapes) -> bool:
