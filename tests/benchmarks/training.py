@@ -146,7 +146,7 @@ def theirs(folder: Path, run: str, args: argparse.Namespace) -> dict:
 
     from finetune.leases import visible_devices
     from finetune.tokens import open_tokens
-    from launch import CPU_MEMORY, accelerate_command, environment
+    from launch import accelerate_command, environment
 
     output = folder / "trl" / run
     shutil.rmtree(output, ignore_errors=True)
@@ -167,7 +167,6 @@ def theirs(folder: Path, run: str, args: argparse.Namespace) -> dict:
     command[1:2] = ["-m", "accelerate.commands.launch"]
     command += [str(RANKS), "trl", json.dumps(told)]
     env = environment(args.processes, args.processes, visible_devices())
-    env = {name: value for name, value in env.items() if name not in CPU_MEMORY}  # that is ours
     env["PYTHONPATH"] = str(args.trl.resolve())
     return timed(command, output, steps[1:], env)
 

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 import fetch_model
 from classifiers import make_tiny_bert
 from finetune.cli import UserError
+from finetune.outlook import shapes_in
+from finetune.shapes import recorded
 from project import make_tiny_model
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -67,6 +69,15 @@ def test_counts_are_exact(
     assert {"name": "k_proj", "in_features": 64, "out_features": 32, "count": 2} in record[
         "linear_layers"
     ]
+
+
+def test_the_record_holds_what_plans_are_made_from(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = fetch(tiny_model, tmp_path / "out", monkeypatch)
+    assert recorded(record["shapes"]) == shapes_in(tiny_model, False)
+    assert recorded(None) is None
+    assert recorded({"parameters": 1}) is None  # of older code
 
 
 def test_untied_weights_are_counted_twice(

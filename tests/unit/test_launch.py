@@ -119,15 +119,6 @@ def test_the_ranks_stay_off_the_net_and_keep_the_rest(monkeypatch):
     assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "5,GPU-abc")
 
 
-def test_ranks_on_a_cpu_give_memory_back_unless_the_user_chose_otherwise(monkeypatch):
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "4096")
-    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", raising=False)
-    env = launch.environment(2, 2, [])
-    chosen = env["MALLOC_MMAP_THRESHOLD_"], env["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
-    assert chosen == ("4096", "256")
-    assert "ONEDNN_PRIMITIVE_CACHE_CAPACITY" not in launch.environment(2, 2, ["0"])
-
-
 USERS_CONFIG = {
     "compute_environment": "LOCAL_MACHINE",
     "distributed_type": "FSDP",

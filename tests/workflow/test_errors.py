@@ -53,6 +53,23 @@ def test_bad_config_stops_at_parse_time(name: str, tiny_model: Path, tmp_path: P
     assert "Traceback" not in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("runs/tiny-qlroa/model", "no run is called 'tiny-qlroa' in the config; did you mean"),
+        ("data/ohter/stats.json", "no dataset is called 'ohter' in the config"),
+        ("models/tinny/model.json", "no model is called 'tinny' in the config; did you mean"),
+    ],
+)
+def test_a_target_that_the_config_does_not_have_is_named(
+    target: str, text: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    project = make_project(tmp_path, tiny_model)
+    done = snakemake("-n", f"results/{target}", "--configfile", "config.yaml", cwd=project)
+    assert done.returncode == 1
+    assert text in done.stdout
+
+
 def test_several_nodes_without_slurm_are_refused_before_the_first_job(
     tiny_model: Path, tmp_path: Path
 ) -> None:

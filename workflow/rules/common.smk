@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ sys.path.insert(0, str(SCRIPTS))
 
 from finetune import cluster, stages
 from finetune.cli import UserError
-from finetune.config_errors import ConfigError, load_config
+from finetune.config_errors import ConfigError, load_config, nearest
 from finetune.nodes import check_nodes
 from finetune.sources import data_inputs, model_inputs
 from finetune.splits import SPLITS
@@ -63,25 +62,35 @@ onstart:
         raise WorkflowError(str(error)) from None
 
 
+# Not a list of the names: Snakemake copies it into each path of each job.
 wildcard_constraints:
-    run="|".join(map(re.escape, CONFIG.runs)),
-    model="|".join(map(re.escape, CONFIG.models)),
-    dataset="|".join(map(re.escape, CONFIG.datasets)),
+    run="[^/]+",
+    model="[^/]+",
+    dataset="[^/]+",
+
+
+def named(kind, sections, name):
+    """The config section of that name, which somebody may have asked for on the command line."""
+    if name not in sections:
+        raise WorkflowError(
+            f"no {kind} is called {name!r} in the config{nearest(name, sections)}"
+        )
+    return sections[name]
 
 
 def model_of(wildcards):
     """The config section of a model, named directly or through a run."""
-    run = CONFIG.runs.get(getattr(wildcards, "run", None))
-    return CONFIG.models[run.model if run else wildcards.model]
+    asked = run_of(wildcards) if "run" in wildcards.keys() else wildcards
+    return named("model", CONFIG.models, asked.model)
 
 
 def dataset_of(wildcards):
-    run = CONFIG.runs.get(getattr(wildcards, "run", None))
-    return CONFIG.datasets[run.dataset if run else wildcards.dataset]
+    asked = run_of(wildcards) if "run" in wildcards.keys() else wildcards
+    return named("dataset", CONFIG.datasets, asked.dataset)
 
 
 def run_of(wildcards):
-    return CONFIG.runs[wildcards.run]
+    return named("run", CONFIG.runs, wildcards.run)
 
 
 def on_nodes(resource):

@@ -181,6 +181,7 @@ def describe(folder: Path, settings: dict) -> dict:
         # parameters() yields a tied weight once
         "parameters": sum(p.numel() for p in model.parameters()),
         "linear_layers": [asdict(layer) for layer in linear_layers(model)],
+        "shapes": counted(model),
         "layers": config.num_hidden_layers,
         "hidden_size": config.hidden_size,
         "heads": config.num_attention_heads,
@@ -190,6 +191,16 @@ def describe(folder: Path, settings: dict) -> dict:
         "tokens": {k: getattr(tokenizer, f"{k}_token") for k in ("bos", "eos", "pad")},
         "chat_template": tokenizer.chat_template is not None,
     }
+
+
+def counted(model) -> dict | None:
+    """What plans are made from, but for a classifier's head; None for a model of another kind."""
+    from finetune.shapes import shapes_of
+
+    try:
+        return asdict(shapes_of(model))
+    except ValueError:
+        return None
 
 
 def file_record(folder: Path, with_digests: bool) -> dict[str, dict]:

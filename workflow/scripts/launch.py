@@ -45,13 +45,6 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
-CPU_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": "1000000",
-    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
-}
-"""Rows of ever other lengths make tensors of ever other sizes. glibc keeps the gaps between them,
-once it has learned to take tensors of up to 32 MB from one heap, and oneDNN a kernel for each of
-1024 shapes. Under both a process of 1.1 GB grows to 1.8."""
 
 
 def main() -> None:
@@ -186,21 +179,16 @@ def environment(threads: int, processes: int, devices: list[str]) -> dict[str, s
     """What every rank inherits. Training never asks the hub for anything."""
     chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
     share = str(max(1, threads // processes))
-    frugal = {} if devices else CPU_MEMORY
-    return (
-        frugal
-        | os.environ
-        | {
-            # Snakemake sets all of these to the threads of the job. Left so, MKL alone starts that
-            # many in every rank, and training on a CPU is ten times slower.
-            **dict.fromkeys(THREAD_VARIABLES, share),
-            **chosen,
-            "DS_ACCELERATOR": "cuda" if devices else "cpu",
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
-    )
+    return os.environ | {
+        # Snakemake sets all of these to the threads of the job. Left so, MKL alone starts that
+        # many in every rank, and training on a CPU is ten times slower.
+        **dict.fromkeys(THREAD_VARIABLES, share),
+        **chosen,
+        "DS_ACCELERATOR": "cuda" if devices else "cpu",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
 
 
 if __name__ == "__main__":

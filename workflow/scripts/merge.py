@@ -12,17 +12,17 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
-from peft import PeftModel
 from transformers import PreTrainedModel
 
-from finetune.classification import LabelCollator, class_scores
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.collator import RowCollator
 from finetune.encoding import IGNORED
 from finetune.files import check_complete, complete_directory, read_json, write_json
+from finetune.heap import free_at_once
 from finetune.model_card import model_card
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
@@ -86,6 +86,9 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
     A QLoRA adapter was trained on the 4-bit base. Which 16-bit base suits it, the original or
     the dequantized one, differs from model to model (unsloth-zoo pull request 810): measured.
     """
+    from peft import PeftModel
+
+    free_at_once()
     trust = args.settings["trust_remote_code"]
     batch = held_out(args.tokens, load_tokenizer(args.base, trust), args.labels)
     trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
@@ -140,10 +143,17 @@ def held_out(tokens: Path, tokenizer, labels: list[str] | None = None) -> Mappin
     tokenizer.padding_side = "right"
     rows = open_tokens(tokens / "validation")
     rows = rows if len(rows) else open_tokens(tokens / "train")
-    collate = RowCollator(tokenizer) if labels is None else LabelCollator(tokenizer)
+    collate = RowCollator(tokenizer) if labels is None else classes().LabelCollator(tokenizer)
     # of long rows fewer: all their logits are held at once
     fitting = int(np.searchsorted(np.cumsum(rows["length"][:CHECKED_ROWS]), CHECKED_TOKENS))
     return collate([rows[i] for i in range(min(max(1, fitting), CHECKED_ROWS, len(rows)))])
+
+
+def classes() -> ModuleType:
+    """Of classifiers only: it imports the Trainer, which takes as long as all the rest."""
+    from finetune import classification
+
+    return classification
 
 
 @torch.inference_mode()
@@ -151,7 +161,7 @@ def measure(model: torch.nn.Module, batch: Mapping) -> tuple[float, torch.Tensor
     """Loss per supervised token, and the logits there: (tokens, vocabulary). Of a classifier:
     loss per row, and (rows, classes)."""
     supervised = batch.get("shift_labels")
-    score = class_scores if supervised is None else batch_scores
+    score = classes().class_scores if supervised is None else batch_scores
     scores, logits = score(model.eval(), batch)
     nll, count, _ = scores.sum(0).tolist()
     return nll / count, (logits if supervised is None else logits[supervised != IGNORED]).float()

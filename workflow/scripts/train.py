@@ -12,6 +12,7 @@ from pathlib import Path
 
 from finetune.cli import run_script
 from finetune.faults import leave, told
+from finetune.heap import free_at_once
 from finetune.leases import hold_locks
 from finetune.peaks import PeakMemory
 from finetune.processes import answer_signals, die_with_parent
@@ -23,6 +24,7 @@ def main() -> None:
     die_with_parent()
     answer_signals((args.state / "stop").touch)
     hold_locks()
+    free_at_once()
     with told(args.state) as place, PeakMemory(args.state) as peaks:
         from finetune.training import train  # takes seconds, in which signals are answered
 

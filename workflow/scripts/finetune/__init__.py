@@ -14,7 +14,7 @@ launch      leases, nodes, processes, attempts, backoff, facts, history, outcome
 cluster     cluster (asked by the Snakefile before the first job)
 training    training, modeling, adapter, head, compiling, varlen, trainer, collator, classification,
             sampling, scores, guards, checkpoints, counters, stopping, faults, watchdog, progress,
-            metric_lines, spikes, training_record
+            metric_lines, spikes, training_record, heap
 after it    model_card, generation, summary, class_tables, figures
 everywhere  cli, files, parallel, provenance
 """

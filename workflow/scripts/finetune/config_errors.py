@@ -32,12 +32,18 @@ def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
         faults += idle_source_keys(raw, config)
     except ValidationError as error:
         config, faults = None, list(readable(error, raw))
-    trees = [(path, yaml.compose(Path(path).read_text("utf-8"))) for path in map(str, files)]
+    trees = [(path, tree_of(path)) for path in map(str, files)]
     faults += [fault for _, tree in trees for fault in written_twice(tree)]
     if not faults:
         return config
     lines = dict.fromkeys(f"{where(loc, trees)}{text}" for loc, text in faults)
     raise ConfigError("The configuration has to be changed:\n" + "\n".join(lines))
+
+
+def tree_of(path: str) -> Any:
+    """What a YAML file holds, and where; by libyaml, which most builds of PyYAML have."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    return yaml.compose(Path(path).read_text("utf-8"), Loader=loader)
 
 
 def with_complete_runs(raw: dict) -> dict:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
+from finetune.activations import EAGER_UP_TO
 from finetune.architecture import head_of
 from finetune.head import lose_in_pieces
 
@@ -57,12 +58,6 @@ def load_for_training(
     if settings["method"] == "qlora":
         keep_gradients_on_cpu(model)
     return add_adapters(model, settings, new_modules(model, found) if labels else None)
-
-
-EAGER_UP_TO = 256
-"""Tokens of the longest row. Forward and backward of SmolLM2's attention on a CPU take 8 to 12 %
-more time with SDPA than without up to 512 tokens, and 9 % less at 1024; the memory of eager
-attention grows with the square of the length."""
 
 
 def default_attention(longest: int, packs_of: tuple[Path, bool] | Literal[False]) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from finetune.activations import EAGER_UP_TO
 from finetune.advice import Request, correction, refusal
 from finetune.calibration import Finished, History
 from finetune.cli import UserError, offline, say
@@ -12,7 +13,6 @@ from finetune.config import Lora
 from finetune.devices import Device
 from finetune.host import disk_space, host_memory
 from finetune.memory import Job, predicted, training_memory
-from finetune.modeling import EAGER_UP_TO
 from finetune.neighbours import neighbours
 from finetune.shapes import Shapes, shapes_of
 

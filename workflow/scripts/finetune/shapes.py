@@ -7,7 +7,7 @@ counts from its modules, and from its config only what modules do not show.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -83,6 +83,13 @@ class Shapes:
 
     def adapted(self, targets: str | list[str]) -> list[Layer]:
         return [x for x in self.linear if targets == "all-linear" or x.name in targets]
+
+
+def recorded(record: dict | None) -> Shapes | None:
+    """Shapes from the JSON of `asdict`; None if there are none, or other code counted others."""
+    if record is None or record.keys() != {field.name for field in fields(Shapes)}:
+        return None
+    return Shapes(**record | {"linear": tuple(Layer(**layer) for layer in record["linear"])})
 
 
 def shapes_of(model: PreTrainedModel) -> Shapes:
