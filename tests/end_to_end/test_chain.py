@@ -105,3 +105,10 @@ def test_terminal_says_what_happens(finished: Path) -> None:
     assert "step 4/4" in said
     assert "Traceback" not in said
     assert "WARNING" not in said
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_no_step_adds_a_warning_to_the_log(finished: Path, run: str) -> None:
+    """DeepSpeed made 500 a step. A rank may warn a few times when it starts."""
+    log = (finished / f"logs/train/{run}.log").read_text()
+    assert log.count("Warning:") <= 10

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import warnings
 from pathlib import Path
 
 import torch
@@ -55,6 +56,8 @@ SECONDS_AFTER_WATCHDOG = 600
 
 def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     settings, plan = yaml.safe_load(args.config.read_text()), read_plan(args.plan)
+    # DeepSpeed calls collectives by their old names: 500 warnings a step
+    warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     refuse_data_parallel()
     training_args = arguments(settings, plan, args)
     check_world_size(training_args.world_size, args.world_size)
