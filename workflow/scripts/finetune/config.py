@@ -199,7 +199,7 @@ class Evaluation(Strict):
     max_new_tokens: Count = 256
     """Where generation stops if the model does not stop by itself."""
     batch_size: Count = 16
-    """Rows generated at once. It changes speed and memory, not the result."""
+    """Rows generated at once. It changes speed and memory, and answers by rounding alone."""
     rows: Count | None = None
     """Generate for the first N test rows only. Default: all of them."""
 

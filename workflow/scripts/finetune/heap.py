@@ -1,4 +1,4 @@
-"""Memory of a process that computes on a CPU: freed tensors go back to the system."""
+"""Host memory of a process: freed tensors go back to the system."""
 
 from __future__ import annotations
 
