@@ -22,20 +22,24 @@ CHATML = (
 )
 
 
-def make_tiny_model(folder: Path, tied: bool = True) -> None:
+def make_tiny_model(folder: Path, tied: bool = True, **shape: int) -> None:
+    """`shape` makes it larger."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
+    tiny = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+    }
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
+        **tiny | shape,
         tie_word_embeddings=tied,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

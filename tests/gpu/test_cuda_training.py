@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from finetune.files import read_json
-from project import make_project, snakemake, tiny_tokenizer
+from project import make_project, make_tiny_model, snakemake
 
 pytestmark = pytest.mark.gpu
 RUNS = {
@@ -21,34 +21,22 @@ BF16 = 0.01
 """A few steps of 2^-8."""
 
 
-def make_model(folder: Path) -> None:
-    """500 M parameters, so that what CUDA takes for itself is not most of the memory."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=1536,
-        intermediate_size=4096,
-        num_hidden_layers=16,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+LARGE = {
+    "vocab_size": 32_000,
+    "hidden_size": 1536,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "max_position_embeddings": 512,
+}
+"""500 M parameters, so that what CUDA takes for itself is not most of the memory."""
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("memory")
-    make_model(folder / "model")
+    make_tiny_model(folder / "model", **LARGE)
     defaults = {"gpus": 1, "batch": {"global": 8, "micro": "auto"}, "steps": 6}
     project = make_project(folder, folder / "model", defaults=defaults, runs=RUNS)
     targets = [f"results/runs/{run}/train.json" for run in RUNS]
