@@ -1,6 +1,7 @@
 """What training.py starts in each rank: train.py of this workflow, or TRL's SFTTrainer, measured.
 
-Both build a transformers.Trainer, and so take the same callback.
+Both build a transformers.Trainer, and so take the same callback. Nothing is imported before they
+import it themselves: how long that takes is measured too.
 """
 
 from __future__ import annotations
@@ -8,27 +9,32 @@ from __future__ import annotations
 import json
 import os
 import resource
-import runpy
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "workflow" / "scripts"
 sys.path.insert(0, str(SCRIPTS))
-from transformers import TrainerCallback, trainer  # noqa: E402
+import train  # noqa: E402
 
 
-class Measure(TrainerCallback):
-    """Writes what this rank took, between the end of the first step, which warms up, and the end
-    of the last."""
+def measure() -> None:
+    """Have every Trainer write what this rank took: until it begins to train, and between the end
+    of the first step, which warms up, and the end of the last."""
+    from transformers import TrainerCallback, trainer
 
+    trainer.DEFAULT_CALLBACKS.append(type("Measure", (Measured, TrainerCallback), {}))
+
+
+class Measured:
     def __init__(self) -> None:
         self.facts: dict = {}
         self.start: tuple[float, float] | None = None
 
-    def on_step_begin(self, args, state, control, **_: object) -> None:
-        if not self.facts:
-            self.facts["setup"] = time.time() - float(os.environ["BENCHMARK_STARTED"])
+    def on_train_begin(self, args, state, control, **_: object) -> None:
+        self.facts["setup"] = time.time() - float(os.environ["BENCHMARK_STARTED"])
 
     def on_step_end(self, args, state, control, **_: object) -> None:
         import torch
@@ -90,9 +96,18 @@ def train_with_trl(settings: dict) -> None:
     sft.train()
 
 
+@contextmanager
+def then_measure(imports=train.in_rank) -> Iterator[None]:
+    """What train.py imports its Trainer in, and after it the callback."""
+    with imports():
+        yield
+    measure()
+
+
 if __name__ == "__main__":
-    trainer.DEFAULT_CALLBACKS.append(Measure)
     if sys.argv[1] == "trl":
+        measure()
         train_with_trl(json.loads(sys.argv[2]))
     else:
-        runpy.run_path(str(SCRIPTS / "train.py"), run_name="__main__")
+        train.in_rank = then_measure
+        train.run_script(train.main)

@@ -10,6 +10,7 @@ import os
 import sys
 from pathlib import Path
 
+from finetune.imports import collect_rarely
 from finetune.nodes import join
 from finetune.outcome import claim
 from finetune.processes import PARENT, block_stops, die_with_parent
@@ -19,6 +20,7 @@ def main() -> None:
     block_stops()  # srun starts it with no signal blocked
     die_with_parent()
     os.environ[PARENT] = str(os.getpid())  # that of the ranks
+    collect_rarely()
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from finetune.cli import run_script
 from finetune.faults import leave, told
 from finetune.heap import free_at_once
+from finetune.imports import in_rank
 from finetune.leases import hold_locks
 from finetune.peaks import PeakMemory
 from finetune.processes import answer_signals, die_with_parent
@@ -26,7 +27,8 @@ def main() -> None:
     hold_locks()
     free_at_once()
     with told(args.state) as place, PeakMemory(args.state) as peaks:
-        from finetune.training import train  # takes seconds, in which signals are answered
+        with in_rank():
+            from finetune.training import train  # takes seconds, in which signals are answered
 
         train(args, place, peaks)
     leave(0)

@@ -16,5 +16,5 @@ training    training, modeling, adapter, head, compiling, varlen, trainer, colla
             sampling, scores, guards, checkpoints, counters, stopping, faults, watchdog, progress,
             metric_lines, spikes, training_record, heap
 after it    model_card, generation, summary, class_tables, figures
-everywhere  cli, files, parallel, provenance
+everywhere  cli, imports, files, parallel, provenance
 """

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
+from finetune.imports import collect_rarely
+
 terminal: TextIO | None = None
 """Where `say` speaks, while a script runs."""
 
@@ -26,6 +28,7 @@ def run_script(main: Callable[[], None]) -> None:
     print goes to the log too.
     """
     global terminal
+    collect_rarely()
     name = Path(sys.argv[0]).stem
     terminal = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
