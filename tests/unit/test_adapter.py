@@ -25,6 +25,11 @@ def adapted(dropout=0.0, dtype=torch.float32, **changes):
     return model
 
 
+def bits(keep):
+    """The mask of it: all bits of a byte, or none."""
+    return -keep.to(torch.int8)
+
+
 def lean_layers(model):
     return [module for module in model.modules() if type(module) in LEAN.values()]
 
@@ -55,10 +60,10 @@ def test_gradients_are_right_for_the_mask_that_was_drawn():
     """Against differences of the function itself, in double precision."""
     out, x = torch.randn(4, 5), torch.randn(4, 6)
     matrices = torch.randn(3, 6), torch.randn(5, 3)
-    mask = torch.rand(4, 6) > 0.4
+    mask = bits(torch.rand(4, 6) > 0.4)
 
     def plain(out, x, a, b):
-        return out + 0.7 * (x * mask) @ a.T @ b.T
+        return out - 0.7 * (x * mask) @ a.T @ b.T
 
     given = [tensor.requires_grad_() for tensor in (out, x, *matrices)]
     weights = torch.randn(4, 5)
@@ -79,7 +84,9 @@ def test_dropout_drops_its_share_and_keeps_the_expectation(share):
     out = layer(x)
     assert not torch.equal(out[0], out[1])
     torch.testing.assert_close(out.mean(0), whole, rtol=0.02, atol=0.02)
-    kept = keep_mask(torch.empty(1000, 77), share).float()
+    mask = keep_mask(torch.empty(1000, 77), share)
+    kept = -mask.float()
+    assert torch.equal(mask, bits(kept == 1))
     assert kept.mean() == pytest.approx(1 - round(share * 256) / 256, abs=0.005)
     assert kept.std(dim=0).max() < kept.std() * 1.2  # no column is kept or dropped alone
 
@@ -122,7 +129,7 @@ def test_the_same_seed_draws_the_same_mask():
 def test_a_mask_on_bits_is_a_product(dtype):
     rows = torch.tensor([[1.5, -2.0, 3e-5], [-0.0, 100.0, -7.25]], dtype=dtype)
     keep = torch.tensor([[True, False, True], [False, True, False]])
-    assert torch.equal(dropped(rows, keep), rows * keep)
+    assert torch.equal(dropped(rows, bits(keep)), rows * keep)
 
 
 def test_outside_training_and_with_adapters_off_it_is_peft():
