@@ -86,10 +86,10 @@ def lose_in_pieces(model: PreTrainedModel) -> None:
 
     @wraps(whole)
     def forward(*args: Any, **inputs: Any) -> Any:
-        parts = pieces(model, inputs) if model.training and "shift_labels" in inputs else []
-        if len(parts) < 2:
+        if not model.training or "shift_labels" not in inputs:
             return whole(*args, **inputs)
-        if inputs.get("num_items_in_batch") is None:
+        first, *rest = pieces(model, inputs)
+        if rest and inputs.get("num_items_in_batch") is None:
             inputs["num_items_in_batch"] = (inputs["shift_labels"] != IGNORED).sum()
 
         def loss(part: dict, said: Any) -> torch.Tensor:
@@ -97,10 +97,11 @@ def lose_in_pieces(model: PreTrainedModel) -> None:
                 return whole(*args, **inputs | part).loss
 
         with held(model) as holder:
-            outputs = whole(*args, **inputs | parts[0])
-        for part in parts[1:]:
+            outputs = whole(*args, **inputs | first)
+        for part in rest:
             outputs.loss = outputs.loss + checkpoint(loss, part, holder.said, use_reentrant=False)
-        outputs["logits"] = None  # of the first piece alone; the attribute leaves the item
+        # nobody needs them, and accelerate would take them to fp32; the attribute leaves the item
+        outputs["logits"] = None
         return outputs
 
     model.forward = forward
