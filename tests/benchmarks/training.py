@@ -6,10 +6,12 @@
 Both train the same model by the same launcher on the same rows, in the same global batches, with
 the same seed and settings; in turn, since a machine that other work shares is never as fast twice.
 Ours runs through launch.py. CPU seconds are those of all ranks: other work changes them little.
-`--scaling` trains ours with one process as well. On GPUs `--tflops` (of one device, dense, in bf16:
-989 for an H100 or H200) gives the share of them that went into the model. It is that of PaLM
-(Chowdhery et al. 2022, arXiv 2204.02311, appendix B): 6 N + 12 L H Q T operations a token, a third
-less where only adapters are trained, since the base has no gradients of its own.
+`--scaling` trains ours with one process as well, and with as many of those at once as the machine
+is to bear: what they lose beside each other is the machine's, not the workflow's.
+On GPUs `--tflops` (of one device, dense, in bf16: 989 for an H100 or H200) gives the share of them
+that went into the model. It is that of PaLM (Chowdhery et al. 2022, arXiv 2204.02311, appendix B):
+6 N + 12 L H Q T operations a token, a third less where only adapters are trained, since the base
+has no gradients of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import yaml
@@ -56,13 +59,14 @@ def main() -> None:
     folder = (args.folder or Path(tempfile.mkdtemp())).resolve()
     prepare(folder, args)
     for run in args.runs:
-        measured = {"ours": [], "trl": [], "alone": []}
+        measured = {"ours": [], "trl": [], "alone": [], "apart": []}
         for _ in range(args.repeats):
             measured["ours"].append(ours(folder, run, args.processes))
             if args.trl:
                 measured["trl"].append(theirs(folder, run, args))
             if args.scaling:
                 measured["alone"].append(ours(folder, run, 1))
+                measured["apart"].append(apart(folder, run, args.processes))
         report(run, measured, args.processes)
         predicted = read_json(places(folder, run)["plan"])["memory"]["total"] / 1e9
         print(f"{run}: {predicted:.4g} GB predicted for a rank")
@@ -109,9 +113,17 @@ def places(folder: Path, run: str) -> dict[str, Path]:
     }
 
 
-def ours(folder: Path, run: str, processes: int) -> dict:
+def apart(folder: Path, run: str, processes: int) -> dict:
+    """So many runs at once that know nothing of each other, of one process each."""
+    names = [f"apart{number}" for number in range(processes)]
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(lambda name: ours(folder, run, 1, name), names))
+    return found[0] | {"tokens/s": sum(one["tokens/s"] for one in found)}
+
+
+def ours(folder: Path, run: str, processes: int, name: str = "ours") -> dict:
     """Through launch.py, with one thread a process."""
-    output = folder / "ours" / run
+    output = folder / name / run
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir(parents=True)
     command = [sys.executable, "-c", LAUNCH.format(ranks=str(RANKS))]
@@ -255,10 +267,14 @@ def report(run: str, measured: dict[str, list[dict]], processes: int) -> None:
         if found:
             medians = {key: statistics.median(one[key] for one in found) for key in found[0]}
             print(f"{run}, {name}: " + ", ".join(f"{k} {v:.4g}" for k, v in medians.items()))
-    for other, why in (("trl", "ours / TRL"), ("alone", f"{processes} processes / 1")):
+    for one, other, why in (
+        ("ours", "trl", "ours / TRL"),
+        ("ours", "alone", f"{processes} processes / 1"),
+        ("apart", "alone", f"{processes} runs of 1 process at once / 1"),
+    ):
         for key in ("tokens/s", "CPU s per 1000 tokens", "peak GB of a rank", "last loss"):
-            pairs = zip(measured["ours"], measured[other], strict=False)
-            if ratios := sorted(one[key] / two[key] for one, two in pairs):
+            pairs = zip(measured[one], measured[other], strict=False)
+            if ratios := sorted(a[key] / b[key] for a, b in pairs):
                 spread = f"{ratios[0]:.2f} to {ratios[-1]:.2f}"
                 print(f"{run}, {why}: {key} {statistics.median(ratios):.2f} ({spread})")
     sys.stdout.flush()
