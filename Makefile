@@ -32,6 +32,7 @@ lint: $(READY)
 	ruff format --check .
 	snakefmt --check Snakefile workflow
 	snakemake --lint
+	pytest tests -m slow --collect-only -qq
 
 format: $(READY)
 	ruff check --fix .
