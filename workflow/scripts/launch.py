@@ -22,12 +22,14 @@ import yaml
 
 from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
+from finetune.backoff import fitting_micro
 from finetune.batch import split_batch
 from finetune.cli import UserError, describe, read_settings, run_script, say
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
+from finetune.history import backed_off, read_history
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
 from finetune.nodes import Nodes, check_nodes
 from finetune.plans import read_plan
@@ -57,6 +59,7 @@ def main() -> None:
     with only_launch(args.output.parent) as lock:
         devices, here = visible_devices(), args.gpus // nodes.count
         check_devices(args.gpus, plan, len(devices) * nodes.count)
+        micro = micro_batch(args.gpus, plan, state)
         check_space(state, plan["memory"]["disk"])
         check_time(end := end_of_job(), state)
         with write_aside(args.config) as aside:
@@ -67,8 +70,8 @@ def main() -> None:
             env = environment(args.threads, here, ids)
             env |= {END_TIME: str(end)} if end else {}
             env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *lock_paths(ids)])))
-            attempts = Attempts(state, plan, facts, partial(agent_command, args, state, nodes), env)
-            code = attempts.run()
+            command = partial(agent_command, args, state, nodes)
+            code = Attempts(state, plan, facts, micro, command, env).run()
         if code == 0:
             keep_for_later(args, plan)
     sys.exit(code)
@@ -130,20 +133,41 @@ def parse() -> argparse.Namespace:
 
 
 def check_devices(granted: int, plan: dict, devices: int) -> None:
-    """More processes than GPUs would share one; fewer than planned is said aloud."""
+    """More processes than GPUs would share one."""
     if 0 < devices < granted:
         raise UserError(
             f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
             f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
             f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
         )
-    accumulation = split_batch(plan["global_batch"], plan["micro_batch"], granted)
+
+
+def micro_batch(granted: int, plan: dict, state: Path) -> int:
+    """The planned one, or that which memory sufficed for last; the next smaller one where so many
+    processes could not share the batch by it."""
+    check_grant(granted, plan)
+    size, planned = plan["global_batch"], plan["micro_batch"]
+    most = min(planned, backed_off(read_history(state)) or planned)
+    micro = fitting_micro(size, granted, most)
     if granted != plan["world_size"]:
+        before = f"{planned} x {plan['accumulation']} x {plan['world_size']}"
         say(
-            f"launch: {plan['world_size']} processes were planned, {granted} granted: "
-            f"accumulation {plan['accumulation']} -> {accumulation}, same batch of "
-            f"{plan['global_batch']} rows"
+            f"launch: micro-batch x accumulation x processes = {before} = {size} rows were "
+            f"planned; with {granted} granted it is "
+            f"{micro} x {split_batch(size, micro, granted)} x {granted}"
         )
+    return micro
+
+
+def check_grant(granted: int, plan: dict) -> None:
+    size, nodes = plan["global_batch"], plan["settings"]["nodes"]
+    if granted and size % granted:
+        fewer = max(n for n in range(nodes, granted, nodes) if size % n == 0)
+        raise UserError(
+            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. Run it on fewer: "
+            f"`snakemake --cores all --resources gpu={fewer}`."
+        )
+    split_batch(size, 1, granted)  # it refuses none at all
 
 
 def agent_command(

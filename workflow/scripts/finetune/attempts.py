@@ -16,12 +16,12 @@ from pathlib import Path
 
 from finetune import checkpoints, cli, peaks
 from finetune.advice import last_remedies
-from finetune.backoff import fitting_micro, smaller_micro
+from finetune.backoff import smaller_micro
 from finetune.batch import split_batch
 from finetune.cli import say
 from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
-from finetune.history import backed_off, note_kill, read_history, record
+from finetune.history import note_kill, record
 from finetune.metric_lines import LINES, cut_back, read_lines
 from finetune.outcome import OUTCOME, last_outcome
 from finetune.processes import PARENT, STOPS
@@ -41,15 +41,15 @@ class Attempts:
         state: Path,
         plan: dict,
         facts: dict,
+        micro: int,
         command: Callable[[int, Path | None], list[str]],
         env: dict[str, str],
     ) -> None:
-        self.state, self.plan, self.facts, self.command = state, plan, facts, command
+        self.state, self.plan, self.facts, self.micro = state, plan, facts, micro
+        self.command = command
         self.env = env | {PARENT: str(os.getpid()), "FINETUNE_STATE": str(state)}
         self.stopping = self.killed = False
         note_kill(state, self.last_step(), peaks.left_behind(state))
-        most = min(plan["micro_batch"], backed_off(read_history(state)) or plan["micro_batch"])
-        self.micro = fitting_micro(plan["global_batch"], facts["world_size"], most)
 
     def run(self) -> int:
         """The exit code of the job."""
