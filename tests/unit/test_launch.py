@@ -16,6 +16,7 @@ from accelerate.commands.config import config_args
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 import launch
+from finetune import leases
 from finetune.cli import UserError
 from finetune.history import record
 from finetune.nodes import Nodes
@@ -106,6 +107,16 @@ def test_a_cap_that_does_not_divide_the_batch_is_refused_with_what_to_grant(tmp_
         "a batch of 16 rows cannot be split evenly over 3 GPUs. Run it on fewer: `snakemake "
         "--cores all --resources gpu=2`."
     )
+
+
+@pytest.mark.parametrize(("nodes", "held"), [(1, ["0"]), (2, [])])
+def test_devices_are_leased_on_one_node_and_are_slurms_on_several(
+    nodes, held, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(leases, "FOLDER", tmp_path / "leases")
+    with launch.leased(1, ["0", "1"], nodes) as (ids, locks):
+        assert (ids, [path.name for path in locks]) == (["0"], held)
+        assert all(path.exists() for path in locks)
 
 
 def snakemakes_variables():

@@ -66,10 +66,10 @@ def main() -> None:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
         facts = facts_of(args.settings, plan, args.tokens, args.model)
         facts["world_size"] = args.gpus
-        with lease(here, devices, pause=pause) as ids:
+        with leased(here, devices, nodes.count) as (ids, locks):
             env = environment(args.threads, here, ids)
             env |= {END_TIME: str(end)} if end else {}
-            env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *lock_paths(ids)])))
+            env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *locks])))
             command = partial(agent_command, args, state, nodes)
             code = Attempts(state, plan, facts, micro, command, env).run()
         if code == 0:
@@ -112,6 +112,17 @@ def only_launch(folder: Path) -> Iterator[Path | None]:
                 f"Wait for it, or end it: fuser -k -TERM {locks / 'launch'}"
             )
         yield lock_path(locks, "launch")
+
+
+@contextmanager
+def leased(count: int, devices: list[str], nodes: int) -> Iterator[tuple[list[str], list[Path]]]:
+    """The devices on this node, and the locks that hold them. On several nodes srun says which
+    ones each agent gets, and no lock of this machine reaches the others."""
+    if nodes > 1:
+        yield devices[:count], []
+        return
+    with lease(count, devices, pause=pause) as ids:
+        yield ids, lock_paths(ids)
 
 
 def pause(seconds: float) -> None:
