@@ -21,7 +21,7 @@ from finetune.devices import Device, cgroup_limit, find_device, machine_memory
 from finetune.fitting import micro_batches
 from finetune.gpu_models import GPU_MODELS
 from finetune.neighbours import neighbours, table
-from finetune.outlook import job_of, shapes_in
+from finetune.outlook import check_evaluation, job_of, shapes_in
 from finetune.shapes import shapes_of
 from finetune.stages import plan_settings
 from lint_record import WHOLE
@@ -230,6 +230,39 @@ def test_oversubscription_is_allowed_with_a_warning(capsys) -> None:
     assert "started all the same: allow_oversubscription" in said
 
 
+EVALUATED = {"gpu_memory_gb": None, "gpu_model": None, "allow_oversubscription": False}
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "gpus", "needed"),
+    # 6,738,415,616 weights of 2 bytes and a tenth: 14.82 GB
+    [(15, 1, None), (14.8, 1, 2), (7.5, 2, None), (7.4, 2, 3), (4, 1, 4), (80, 8, None)],
+)
+def test_a_model_is_evaluated_where_it_fits(gigabytes, gpus, needed) -> None:
+    settings = EVALUATED | ({"evaluation": {"gpus": gpus}} if gpus > 1 else {})
+    device = Device(gigabytes * 1e9, "NVIDIA X")
+    if needed is None:
+        check_evaluation(settings, SHAPES, device)
+        return
+    assert refused(check_evaluation, settings, SHAPES, device) == (
+        "the trained model could not be evaluated: 16-bit weights, and a tenth for what is "
+        f"generated, take 14.8 GB, and `evaluation: {{gpus: {gpus}}}` gives it {gpus} x "
+        f"{gigabytes:.1f} GB (NVIDIA X). Set `evaluation: {{gpus: {needed}}}` under the dataset. "
+        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
+        "Snakemake `--until merge`."
+    )
+
+
+def test_a_model_that_is_only_trained_and_merged_is_warned_about(capsys) -> None:
+    settings = EVALUATED | {"allow_oversubscription": True}
+    check_evaluation(settings, SHAPES, Device(8e9, "NVIDIA X"))
+    assert "WARNING: the trained model could not be evaluated: " in capsys.readouterr().err
+
+
+def test_on_a_cpu_a_model_is_evaluated_by_one_process() -> None:
+    check_evaluation(EVALUATED, SHAPES, Device(8e9, "no GPU seen", cpu=True))
+
+
 def test_neighbours_leave_out_what_is_refused_and_mark_this_run() -> None:
     plan = planned(24, gpus=2)
     entries = plan["neighbours"]
@@ -416,7 +449,12 @@ def test_plan_of_a_run(plan, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "longest", "keys"),
-    [(5, 9, {}), (100, 3000, {"gpu_memory_gb": 80}), (100, 9, {"gpu_memory_gb": 2})],
+    [
+        (5, 9, {}),
+        (100, 3000, {"gpu_memory_gb": 80}),
+        (100, 9, {"gpu_memory_gb": 2}),
+        (100, 9, {"gpu_memory_gb": 14}),  # enough to train in 4 bit, and to evaluate nothing
+    ],
 )
 def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None:
     with pytest.raises(UserError):

@@ -30,7 +30,15 @@ from finetune.files import read_json, write_json
 from finetune.gpu_models import GPU_MODELS
 from finetune.memory import Job
 from finetune.neighbours import neighbours, table
-from finetune.outlook import checked, job_of, memory_section, outlook, request_of, shapes_in
+from finetune.outlook import (
+    check_evaluation,
+    checked,
+    job_of,
+    memory_section,
+    outlook,
+    request_of,
+    shapes_in,
+)
 from finetune.shapes import Shapes, recorded
 from finetune.splits import SPLITS
 from finetune.stages import plan_settings
@@ -53,6 +61,7 @@ def main() -> None:
     check_compile(args.settings)
     shapes = shapes_for(args, model, lint["labels"])
     plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
+    check_evaluation(args.settings, shapes, find_device(args.settings))
     write_json(args.output, plan)
     print(table(plan["neighbours"]), file=sys.stderr)
     say("plan_run: " + summary(plan))

@@ -202,6 +202,9 @@ class Evaluation(Strict):
     """Rows generated at once. It changes speed and memory, and answers by rounding alone."""
     rows: Count | None = None
     """Generate for the first N test rows only. Default: all of them."""
+    gpus: Count = 1
+    """GPUs that hold a model together when it is evaluated: more than 1 only for models that do not
+    fit on one. It changes no result but by rounding."""
 
 
 class Checks(Strict):
