@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from finetune.shapes import Shapes
 
 LOGIT = 2 + 4 + 4
-"""Bytes of a logit: 16 bit, log-softmax in fp32, its gradient (transformers ForCausalLMLoss)."""
+"""Bytes of a logit: 16 bit, and twice fp32: log-softmax and its gradient (transformers
+ForCausalLMLoss), or a copy and log-softmax where nothing is trained (scores.row_scores)."""
 PIECE = 2**25
 """Logits that `head` makes at once: 336 MB."""
 EAGER_UP_TO = 256
