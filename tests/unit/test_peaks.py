@@ -9,6 +9,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from finetune import peaks
@@ -67,6 +68,15 @@ def test_a_rank_that_is_killed_leaves_its_peak(tmp_path):
     rank.send_signal(signal.SIGKILL)
     rank.wait()
     assert left_behind(tmp_path)["host_node"] > 200 * MB
+
+
+@pytest.mark.parametrize(("nodes", "known"), [(1, 2), (2, 1)])
+def test_on_several_nodes_the_parent_of_an_agent_is_not_ours(nodes, known, monkeypatch):
+    """It is SLURM's (slurmstepd); on one node it is the launcher."""
+    monkeypatch.setenv("FINETUNE_PARENT", str(os.getppid()))
+    monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
+    agent = psutil.Process(os.getppid())
+    assert peaks.launchers() == [agent.pid, agent.ppid()][:known]
 
 
 def test_ranks_add_up_on_the_host_and_not_on_the_gpu(tmp_path):
