@@ -4,19 +4,22 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import psutil
 import pytest
+from pydantic import ValidationError
 from test_shapes import CONFIGS
 from transformers import BertConfig, LlamaConfig, MambaConfig, T5Config
 
 import plan_run
 from finetune import architecture
-from finetune.advice import Request, others
+from finetune.advice import Request, allowed, others
 from finetune.cli import UserError
-from finetune.config import Dataset, Model, Run, complete_run, merge
+from finetune.config import Dataset, Launch, Method, Model, Run, complete_run, merge
 from finetune.devices import Device, cgroup_limit, find_device, machine_memory
 from finetune.fitting import micro_batches
 from finetune.gpu_models import GPU_MODELS
@@ -612,3 +615,16 @@ def test_a_model_that_is_not_here() -> None:
         "org/none: no such folder or file here, and HF_HUB_OFFLINE is set. Give a folder, a "
         "config.json, or the id of a hub model (of a gated one after `hf auth login`)."
     )
+
+
+@pytest.mark.parametrize("classes", [None, 2])
+def test_advice_and_table_know_no_other_pairs_than_the_config(classes) -> None:
+    task = {"task": "sequence-classification"} if classes else {}
+    for method, launch in product(get_args(Method), get_args(Launch)):
+        run = NAMES | task | {"method": method, "launch": launch}
+        try:
+            Run.model_validate(run)
+        except ValidationError:
+            assert not allowed(method, launch, classes)
+        else:
+            assert allowed(method, launch, classes)

@@ -372,6 +372,17 @@ class RunDefaults(Strict):
     seed: Int = 0
 
 
+def why_refused(task: str, method: str, launch: str) -> str | None:
+    """What is wrong with the combination, and what to use instead."""
+    if task == "sequence-classification":
+        refused = {"qlora": QLORA_CLASSIFIER} | dict.fromkeys(ZERO, ZERO_CLASSIFIER)
+        for choice in (method, launch):
+            if reason := refused.get(choice):
+                return f"`{choice}` for classification is refused: {reason}"
+    reason = REFUSED.get((method, launch))
+    return reason and f"`{method}` under `{launch}` is refused: {reason}"
+
+
 class Run(RunDefaults):
     """One training run, complete."""
 
@@ -379,18 +390,9 @@ class Run(RunDefaults):
     dataset: str
 
     @model_validator(mode="after")
-    def check_task(self) -> Run:
-        if self.task == "sequence-classification":
-            refused = {"qlora": QLORA_CLASSIFIER} | dict.fromkeys(ZERO, ZERO_CLASSIFIER)
-            for choice in (self.method, self.launch):
-                if reason := refused.get(choice):
-                    raise ValueError(f"`{choice}` for classification is refused: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def check_pair(self) -> Run:
-        if reason := REFUSED.get((self.method, self.launch)):
-            raise ValueError(f"`{self.method}` under `{self.launch}` is refused: {reason}")
+    def check_combination(self) -> Run:
+        if reason := why_refused(self.task, self.method, self.launch):
+            raise ValueError(reason)
         return self
 
     @model_validator(mode="after")
