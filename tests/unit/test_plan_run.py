@@ -571,6 +571,45 @@ def test_what_is_asked_wrongly_without_a_run(asked, said, tmp_path, monkeypatch)
     assert refused(plan_run.main).startswith(said)
 
 
+def test_the_rank_is_that_of_all_rows_of_adapters(tmp_path, monkeypatch, capsys) -> None:
+    """Whatever the method that was asked about."""
+    llama_config("LLaMA 7B").save_pretrained(tmp_path)
+
+    def table_of(*options: str) -> set[str]:
+        command = ["plan_run.py", "--model", str(tmp_path), "--gpu-memory", "80", *options]
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(plan_run.cli, "terminal", sys.stdout)
+        plan_run.main()
+        lines = capsys.readouterr().out.splitlines()[2:]
+        return {line.replace("->", "  ") for line in lines}
+
+    full, qlora = (table_of("--lora-rank", "256", "--method", x) for x in ("full", "qlora"))
+    assert full == qlora
+    assert full != table_of("--method", "full")
+
+
+RULE = [word for name in plan_run.RULE for word in (f"--{name}", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpus", "2", "--lora-rank", "8", *RULE), "--gpus, --lora-rank: not beside --settings"),
+        (
+            ("--lint", "lint.json", "--output", "plan.json"),
+            "--lint, --output: only with --settings",
+        ),
+        (RULE[:4], "--settings needs --lint, --calibration, --output"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options, said, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", "model.json", *options])
+    with pytest.raises(SystemExit) as end:
+        plan_run.main()
+    assert end.value.code == 2
+    assert f"error: {said}" in capsys.readouterr().err
+
+
 def test_rows_are_no_longer_than_the_context_unless_asked(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
