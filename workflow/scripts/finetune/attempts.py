@@ -23,7 +23,7 @@ from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
 from finetune.history import note_kill, record
 from finetune.metric_lines import LINES, cut_back, read_lines
-from finetune.outcome import OUTCOME, last_outcome
+from finetune.outcome import OUTCOME, STOP, last_outcome
 from finetune.processes import PARENT, STOPS
 
 STOPPED = 75
@@ -76,7 +76,7 @@ class Attempts:
         step = checkpoints.step_of(checkpoint) if checkpoint else 0
         write_json(self.state / FACTS, self.facts)
         cut_back(self.state / LINES, step)
-        for name in (OUTCOME, "stop"):
+        for name in (OUTCOME, STOP):
             (self.state / name).unlink(missing_ok=True)
         peaks.forget(self.state)
         self.note("resumed" if checkpoint else "started", step)
@@ -95,7 +95,7 @@ class Attempts:
         just be the next in SLURM's sequence."""
         if not self.stopping:
             self.stopping = True
-            (self.state / "stop").touch()
+            (self.state / STOP).touch()
             name = signal.Signals(number).name
             say(f"launch: {name}: finishing this step and saving; Ctrl-C from now on does not wait")
         elif number == signal.SIGINT:

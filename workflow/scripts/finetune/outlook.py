@@ -9,7 +9,7 @@ from pathlib import Path
 from finetune.activations import EAGER_UP_TO
 from finetune.advice import Request, correction, refusal
 from finetune.calibration import Finished, History
-from finetune.cli import UserError, offline, say
+from finetune.cli import UserError, say
 from finetune.config import Lora
 from finetune.devices import GB, Device
 from finetune.host import disk_space, host_memory
@@ -127,6 +127,8 @@ def shapes_in(
     source: str | Path, trust_remote_code: bool, labels: list[str] | None = None
 ) -> Shapes:
     """Shapes of a folder, a config.json or a hub id. No weight is read or fetched."""
+    from huggingface_hub import is_offline_mode
+
     from finetune import architecture
 
     try:
@@ -138,7 +140,9 @@ def shapes_in(
         if isinstance(error, ValueError) or Path(source).exists():
             why = str(error).splitlines()[0]  # then all the classes that transformers has
             raise UserError(f"{source} cannot be planned with: {why}") from error
-        away = "HF_HUB_OFFLINE is set" if offline() else "the hub did not give its config.json"
+        away = (
+            "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub did not give its config.json"
+        )
         raise UserError(
             f"{source}: no such folder or file here, and {away}. Give a folder, a config.json, or "
             "the id of a hub model (of a gated one after `hf auth login`)."
