@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -39,13 +38,14 @@ def load_for_training(
     Under ZeRO-3 this must run after TrainingArguments exist: transformers then builds the
     model inside `deepspeed.zero.Init`, already sharded.
     """
-    auto, head = head_of(folder, settings["trust_remote_code"], labels)
+    trust = settings["trust_remote_code"]
+    auto, head = head_of(folder, trust, labels)
     model, found = auto.from_pretrained(
         folder,
         dtype=weight_dtype(settings),
         attn_implementation=settings["attention"]
-        or default_attention(longest, packed and (folder, settings["trust_remote_code"])),
-        trust_remote_code=settings["trust_remote_code"],
+        or default_attention(longest, packed, folder, trust),
+        trust_remote_code=trust,
         output_loading_info=True,
         ignore_mismatched_sizes=labels is not None,  # the head of a classifier of other classes
         **head,
@@ -61,17 +61,18 @@ def load_for_training(
     return add_adapters(model, settings, new_modules(model, found) if labels else None)
 
 
-def default_attention(longest: int, packs_of: tuple[Path, bool] | Literal[False]) -> str | None:
+def default_attention(
+    longest: int, packed: bool, folder: Path, trust_remote_code: bool
+) -> str | None:
     """None leaves the choice to transformers: SDPA where the model has it. On a GPU that needs a
-    mask for packs, and then has no fast kernel; FlashAttention has one. `packs_of` is the folder
-    of the model and whether its code is trusted."""
+    mask for packs, and then has no fast kernel; FlashAttention has one."""
     if not torch.cuda.is_available():
         return "eager" if longest <= EAGER_UP_TO else None
-    if not packs_of:
+    if not packed:
         return None
     from finetune.varlen import flash_attention
 
-    return flash_attention(*packs_of)
+    return flash_attention(folder, trust_remote_code)
 
 
 def weight_dtype(settings: dict) -> torch.dtype:
