@@ -285,7 +285,7 @@ def run(tmp_path, monkeypatch):
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
     monkeypatch.setattr(launch, "Attempts", Attempts)
     monkeypatch.setattr(launch, "block_stops", lambda: None)
-    monkeypatch.setattr(launch, "facts_of", lambda *_: {"settings": SETTINGS})
+    monkeypatch.setattr(launch, "facts_of", lambda *given: given)
 
     def run(code=0, gpus=2):
         monkeypatch.setattr(Attempts, "code", code)
@@ -316,7 +316,9 @@ def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path, check
     expected |= {"--resume": str(checkpoint)} if checkpoint else {}
     assert dict(zip(after[::2], after[1::2], strict=True)) == expected
     assert seen.env["OMP_NUM_THREADS"] == "3"
-    assert (seen.facts, seen.micro) == ({"settings": SETTINGS, "world_size": 2}, 4)
+    settings, _, *others = seen.facts
+    assert (settings, others) == (SETTINGS, [tmp_path / "tokens", tmp_path / "model", 2])
+    assert seen.micro == 4
     assert seen.state.is_dir()
 
 

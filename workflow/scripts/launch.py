@@ -64,8 +64,7 @@ def main() -> None:
         check_time(end := end_of_job(), state)
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
-        facts = facts_of(args.settings, plan, args.tokens, args.model)
-        facts["world_size"] = args.gpus
+        facts = facts_of(args.settings, plan, args.tokens, args.model, args.gpus)
         with leased(here, devices, nodes.count) as (ids, locks):
             env = environment(args.threads, here, ids)
             env |= {END_TIME: str(end)} if end else {}

@@ -49,6 +49,7 @@ class Attempts:
         self.command = command
         self.env = env | {PARENT: str(os.getpid()), "FINETUNE_STATE": str(state)}
         self.stopping = self.killed = False
+        self.seconds = 0.0  # that the last attempt took
         note_kill(state, self.last_step(), peaks.left_behind(state))
 
     def run(self) -> int:
@@ -58,7 +59,8 @@ class Attempts:
             checkpoint = self.prepare()
             started = time.monotonic()
             returned = self.attempt(self.command(self.micro, checkpoint))
-            code = self.conclude(returned, time.monotonic() - started)
+            self.seconds = time.monotonic() - started
+            code = self.conclude(returned)
         if code == 0:
             shutil.rmtree(self.state)
         return code
@@ -102,15 +104,23 @@ class Attempts:
             self.killed = True
             agent.kill()  # the ranks die with it
 
-    def conclude(self, returned: int, seconds: float) -> int | None:
+    def conclude(self, returned: int) -> int | None:
         """The exit code of the job, or None to start again."""
         outcome = last_outcome(self.state)
         if returned == 0 and not outcome:
             return 0
-        self.seconds = seconds
         if self.killed:
-            outcome = {"kind": "killed"}
-        return getattr(self, f"on_{outcome.get('kind', 'lost')}")(outcome)
+            return self.on_killed()
+        if not outcome:
+            return self.on_lost()
+        endings = {
+            "stopped": self.on_stopped,
+            "oom": self.on_oom,
+            "error": self.on_error,
+            "hang": self.on_hang,
+            "died": self.on_died,
+        }
+        return endings[outcome["kind"]](outcome)
 
     def on_stopped(self, outcome: dict) -> int:
         step, late = outcome["step"], outcome["late"]
@@ -119,7 +129,7 @@ class Attempts:
         say(f"launch: {why}stopped after step {step}; the same command goes on from there")
         return STOPPED
 
-    def on_killed(self, outcome: dict) -> int:
+    def on_killed(self) -> int:
         self.note("killed", self.last_step())
         say(f"launch: killed; {self.resumes()}")
         return STOPPED
@@ -161,7 +171,7 @@ class Attempts:
         )
         return self.fail(f"rank {outcome['rank']} {how}. {cause}", self.last_step())
 
-    def on_lost(self, outcome: dict) -> int:
+    def on_lost(self) -> int:
         text = "torchrun itself ended or was killed, and the ranks with it; see the log."
         return self.fail(text, self.last_step())
 
