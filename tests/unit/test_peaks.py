@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from finetune import peaks
-from finetune.peaks import PeakMemory, forget, gpu_memory, highest, host_memory, left_behind
+from finetune.peaks import PeakMemory, forget, gpu_memory, highest, left_behind, process_memory
 from finetune.training_record import compared
 
 MB = 2**20
@@ -22,11 +22,11 @@ MB = 2**20
 def test_memory_of_files_is_resident_and_no_demand(tmp_path):
     """What a mapped weight file takes leaves when memory is short: no request has to hold it."""
     (tmp_path / "weights").write_bytes(os.urandom(64 * MB))
-    before = host_memory(os.getpid())
+    before = process_memory(os.getpid())
     with open(tmp_path / "weights", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is touched
-        after = host_memory(os.getpid())
+        after = process_memory(os.getpid())
         mapped.close()
     assert abs(after["host"] - before["host"]) < 16 * MB
     assert after["host_resident"] >= after["host"]
@@ -43,7 +43,7 @@ def test_a_peak_between_two_looks_at_the_end_is_kept(tmp_path, monkeypatch):
                 break
             time.sleep(0.01)
         del block
-    assert host_memory(os.getpid())["host"] < before + 64 * MB
+    assert process_memory(os.getpid())["host"] < before + 64 * MB
     written = json.loads((tmp_path / "peak_3.json").read_text())
     assert written == memory.peak
     assert written["host"] >= before + 100 * MB

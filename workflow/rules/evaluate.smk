@@ -25,7 +25,7 @@ rule evaluate_run:
     threads: 4
     resources:
         gpu=lambda w: dataset_of(w).evaluation.gpus,
-        nodes=1,  # else SLURM may look for several GPUs on several
+        nodes=1,  # else SLURM would be free to take its GPUs from several
         mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "evaluate", n)),
         runtime=240,
     params:

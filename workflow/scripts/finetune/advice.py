@@ -26,7 +26,8 @@ GRAIN = 64
 
 @dataclass(frozen=True)
 class Request:
-    """What a run may choose by itself: its batch, and what the settings left open."""
+    """What is fixed for a run (model, device, global batch), and what the settings fix of the rest:
+    "auto" is for `best` to choose."""
 
     shapes: Shapes
     device: Device

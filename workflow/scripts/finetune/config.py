@@ -120,7 +120,7 @@ class Strict(BaseModel):
 
 
 def free_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Names that mean something else where a template is rendered."""
+    """Refuse the names of what is passed to apply_chat_template beside the template's variables."""
     if taken := sorted(options.keys() & TAKEN_OPTIONS):
         raise ValueError(
             f"{', '.join(taken)}: set by the workflow; only variables of the template's own "

@@ -69,9 +69,9 @@ class PeakMemory:
 
     def look(self) -> dict[str, int]:
         """The maxima so far, this moment included."""
-        now = {"node": self.node} | host_memory(os.getpid()) | gpu_memory(self.device)
+        now = {"node": self.node} | process_memory(os.getpid()) | gpu_memory(self.device)
         if self.above:
-            now["host_above"] = sum(host_memory(pid)["host"] for pid in self.above)
+            now["host_above"] = sum(process_memory(pid)["host"] for pid in self.above)
         with self.lock:
             self.peak = highest([self.peak, now])
             return self.peak
@@ -84,7 +84,7 @@ def launchers() -> list[int]:
     return [process.pid for process in above] if PARENT in os.environ else []
 
 
-def host_memory(pid: int) -> dict[str, int]:
+def process_memory(pid: int) -> dict[str, int]:
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         lines = dict(line.split(":", 1) for line in file)
     anonymous, shared, most = (

@@ -19,7 +19,8 @@ PLAN_ONLY = (
     *("gradient_checkpointing", "compile", "checks", "checkpoint_minutes", "timeout_minutes"),
     "evaluation",
 )
-"""Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
+"""Keys that change how a run is trained or checked, and not what comes out: when they change, a
+finished run keeps its plan. All but `batch.global`, by which it is trained again."""
 
 
 def fetch_settings(model: Model) -> dict:
