@@ -536,7 +536,7 @@ def test_plan_of_a_text_with_labels(plan) -> None:
         plan(160, 9, ["a", "b"], method="full")
 
 
-def outlook(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def outlook(*arguments: str) -> subprocess.CompletedProcess[str]:
     script = Path(plan_run.__file__)
     command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
