@@ -17,6 +17,7 @@ from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu
 
 import launch
 from finetune import leases
+from finetune.backoff import micro_batch
 from finetune.cli import UserError
 from finetune.history import record
 from finetune.nodes import Nodes
@@ -61,7 +62,7 @@ def test_more_gpus_than_are_visible_are_refused(granted, devices):
 
 
 def test_as_planned_nothing_is_said(tmp_path, capsys):
-    assert launch.micro_batch(2, PLAN, tmp_path) == 4
+    assert micro_batch(2, PLAN, tmp_path) == 4
     assert capsys.readouterr() == ("", "")
 
 
@@ -81,14 +82,14 @@ SIX = PLAN | {"global_batch": 24, "micro_batch": 6, "world_size": 4, "accumulati
 def test_another_number_of_gpus_is_said_with_the_new_split(
     plan, granted, micro, text, tmp_path, capsys
 ):
-    assert launch.micro_batch(granted, plan, tmp_path) == micro
+    assert micro_batch(granted, plan, tmp_path) == micro
     assert capsys.readouterr().err == (f"launch: micro-batch x accumulation x processes = {text}\n")
 
 
 def test_what_memory_did_not_suffice_for_before_is_not_tried_again(tmp_path, capsys):
     """And the split that is said is the one that is used."""
     record(tmp_path, "out of memory", 3, next_micro_batch=2)
-    assert launch.micro_batch(1, PLAN, tmp_path) == 2
+    assert micro_batch(1, PLAN, tmp_path) == 2
     assert "with 1 granted it is 2 x 8 x 1" in capsys.readouterr().err
 
 
@@ -97,12 +98,12 @@ def test_no_gpu_granted_is_refused(tmp_path):
     with pytest.raises(
         UserError, match=r"no GPU was granted: run Snakemake with `--resources gpu=1"
     ):
-        launch.micro_batch(0, PLAN, tmp_path)
+        micro_batch(0, PLAN, tmp_path)
 
 
 def test_a_cap_that_does_not_divide_the_batch_is_refused_with_what_to_grant(tmp_path):
     with pytest.raises(UserError) as error:
-        launch.micro_batch(3, PLAN, tmp_path)
+        micro_batch(3, PLAN, tmp_path)
     assert str(error.value) == (
         "a batch of 16 rows cannot be split evenly over 3 GPUs. Run it on fewer: `snakemake "
         "--cores all --resources gpu=2`."

@@ -22,14 +22,12 @@ import yaml
 
 from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
-from finetune.backoff import fitting_micro
-from finetune.batch import split_batch
+from finetune.backoff import micro_batch
 from finetune.cli import UserError, describe, read_settings, run_script, say
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
-from finetune.history import backed_off, read_history
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
 from finetune.nodes import Nodes, check_nodes
 from finetune.plans import read_plan
@@ -150,34 +148,6 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
             f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
             f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
         )
-
-
-def micro_batch(granted: int, plan: dict, state: Path) -> int:
-    """The planned one, or that which memory sufficed for last; the next smaller one where so many
-    processes could not share the batch by it."""
-    check_grant(granted, plan)
-    size, planned = plan["global_batch"], plan["micro_batch"]
-    most = min(planned, backed_off(read_history(state)) or planned)
-    micro = fitting_micro(size, granted, most)
-    if granted != plan["world_size"]:
-        before = f"{planned} x {plan['accumulation']} x {plan['world_size']}"
-        say(
-            f"launch: micro-batch x accumulation x processes = {before} = {size} rows were "
-            f"planned; with {granted} granted it is "
-            f"{micro} x {split_batch(size, micro, granted)} x {granted}"
-        )
-    return micro
-
-
-def check_grant(granted: int, plan: dict) -> None:
-    size, nodes = plan["global_batch"], plan["settings"]["nodes"]
-    if granted and size % granted:
-        fewer = max(n for n in range(nodes, granted, nodes) if size % n == 0)
-        raise UserError(
-            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. Run it on fewer: "
-            f"`snakemake --cores all --resources gpu={fewer}`."
-        )
-    split_batch(size, 1, granted)  # it refuses none at all
 
 
 def agent_command(
