@@ -114,12 +114,3 @@ def test_nf4_forward_matches_the_16_bit_model(tiny_model: Path) -> None:
     assert torch.isfinite(rounded).all()
     similarity = torch.nn.functional.cosine_similarity(exact, rounded, dim=-1)
     assert similarity.min() > 0.95
-
-
-def test_two_evaluations_at_once_use_two_gpus(gpus: int, tmp_path: Path) -> None:
-    from finetune.leases import lease, visible_devices
-
-    if gpus < 2:
-        pytest.skip("needs two CUDA devices")
-    with lease(1, visible_devices(), tmp_path) as a, lease(1, visible_devices(), tmp_path) as b:
-        assert set(a) != set(b)

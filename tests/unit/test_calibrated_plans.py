@@ -56,7 +56,7 @@ def shapes(tiny_model):
 
 
 @pytest.fixture
-def plan(shapes, capsys):
+def plan(shapes):
     def make(runs=(), memory=80.0, micro=1, **keys):
         keys |= {"gpu_memory_gb": memory, "batch": {"global": 16, "micro": micro}}
         return plan_run.make_plan(settings(**keys), shapes, LINT, runs)

@@ -65,19 +65,11 @@ def test_each_error_has_its_line(error, text) -> None:
     assert caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize("value", ["0", "", "off"])
-def test_without_the_variable_the_network_is_to_blame(value, monkeypatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
+def test_without_the_variable_the_network_is_to_blame(monkeypatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(UserError) as caught, hub_errors("model", "org/name", None):
         raise ConnectionError
     assert str(caught.value) == CACHE.format("the hub cannot be reached", "ConnectionError")
-
-
-@pytest.mark.parametrize("value", ["1", "true", "ON", "Yes"])
-def test_the_variable_may_be_written_as_the_hub_reads_it(value, monkeypatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE is set"), hub_errors("model", "x/y", None):
-        raise ConnectionError
 
 
 def test_errors_of_the_program_pass_unchanged() -> None:

@@ -16,7 +16,10 @@ from accelerate.commands.config import config_args
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
 
 import launch
+from finetune import leases
+from finetune.backoff import micro_batch
 from finetune.cli import UserError
+from finetune.history import record
 from finetune.nodes import Nodes
 
 PLAN = {
@@ -39,22 +42,12 @@ ZERO = LAUNCHES[1:]
         (2, 2),  # as planned
         (2, 8),  # others stay free
         (2, 0),  # CPU processes
+        (1, 1),  # fewer than planned
+        (4, 8),  # more
     ],
 )
-def test_as_planned_nothing_is_said(granted, devices, capsys):
+def test_enough_gpus_are_visible(granted, devices):
     launch.check_devices(granted, PLAN, devices)
-    assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("granted", "devices", "accumulation"), [(1, 1, 4), (1, 0, 4), (4, 4, 1), (4, 8, 1)]
-)
-def test_another_number_of_gpus_is_said_with_the_new_split(granted, devices, accumulation, capsys):
-    launch.check_devices(granted, PLAN, devices)
-    assert capsys.readouterr().err == (
-        f"launch: 2 processes were planned, {granted} granted: accumulation 2 -> {accumulation}, "
-        "same batch of 16 rows\n"
-    )
 
 
 @pytest.mark.parametrize(("granted", "devices"), [(2, 1), (4, 2), (8, 7)])
@@ -68,22 +61,63 @@ def test_more_gpus_than_are_visible_are_refused(granted, devices):
     )
 
 
-@pytest.mark.parametrize("devices", [0, 1, 4])
-def test_no_gpu_granted_is_refused(devices):
+def test_as_planned_nothing_is_said(tmp_path, capsys):
+    assert micro_batch(2, PLAN, tmp_path) == 4
+    assert capsys.readouterr() == ("", "")
+
+
+SIX = PLAN | {"global_batch": 24, "micro_batch": 6, "world_size": 4, "accumulation": 1}
+
+
+@pytest.mark.parametrize(
+    ("plan", "granted", "micro", "text"),
+    [
+        (PLAN, 1, 4, "4 x 2 x 2 = 16 rows were planned; with 1 granted it is 4 x 4 x 1"),
+        (PLAN, 4, 4, "4 x 2 x 2 = 16 rows were planned; with 4 granted it is 4 x 1 x 4"),
+        (PLAN, 8, 2, "4 x 2 x 2 = 16 rows were planned; with 8 granted it is 2 x 1 x 8"),
+        # 6 rows do not divide a third of the batch, and 4 do
+        (SIX, 3, 4, "6 x 1 x 4 = 24 rows were planned; with 3 granted it is 4 x 2 x 3"),
+    ],
+)
+def test_another_number_of_gpus_is_said_with_the_new_split(
+    plan, granted, micro, text, tmp_path, capsys
+):
+    assert micro_batch(granted, plan, tmp_path) == micro
+    assert capsys.readouterr().err == (f"launch: micro-batch x accumulation x processes = {text}\n")
+
+
+def test_what_memory_did_not_suffice_for_before_is_not_tried_again(tmp_path, capsys):
+    """And the split that is said is the one that is used."""
+    record(tmp_path, "out of memory", 3, next_micro_batch=2)
+    assert micro_batch(1, PLAN, tmp_path) == 2
+    assert "with 1 granted it is 2 x 8 x 1" in capsys.readouterr().err
+
+
+def test_no_gpu_granted_is_refused(tmp_path):
     """`snakemake --cores all` without --resources grants what the rule asks for; gpu=0 caps it."""
     with pytest.raises(
         UserError, match=r"no GPU was granted: run Snakemake with `--resources gpu=1"
     ):
-        launch.check_devices(0, PLAN, devices)
+        micro_batch(0, PLAN, tmp_path)
 
 
-def test_a_cap_that_does_not_divide_the_batch_is_refused_with_the_cures():
+def test_a_cap_that_does_not_divide_the_batch_is_refused_with_what_to_grant(tmp_path):
     with pytest.raises(UserError) as error:
-        launch.check_devices(3, PLAN, 3)
-    assert str(error.value).startswith(
-        "batch.global 16 is not a multiple of batch.micro 4 x 3 GPUs = 12. Set batch.global to 12 "
-        "or 24"
+        micro_batch(3, PLAN, tmp_path)
+    assert str(error.value) == (
+        "a batch of 16 rows cannot be split evenly over 3 GPUs. Run it on fewer: `snakemake "
+        "--cores all --resources gpu=2`."
     )
+
+
+@pytest.mark.parametrize(("nodes", "held"), [(1, ["0"]), (2, [])])
+def test_devices_are_leased_on_one_node_and_are_slurms_on_several(
+    nodes, held, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(leases, "FOLDER", tmp_path / "leases")
+    with launch.leased(1, ["0", "1"], nodes) as (ids, locks):
+        assert (ids, [path.name for path in locks]) == (["0"], held)
+        assert all(path.exists() for path in locks)
 
 
 def snakemakes_variables():
@@ -235,8 +269,9 @@ class Attempts:
     code = 0
     made: list = []  # noqa: RUF012
 
-    def __init__(self, state, plan, facts, command, env):
-        self.state, self.facts, self.command, self.env = state, facts, command, env
+    def __init__(self, state, plan, facts, micro, command, env):
+        self.state, self.facts, self.micro = state, facts, micro
+        self.command, self.env = command, env
         self.made.append(self)
 
     def run(self):
@@ -251,7 +286,7 @@ def run(tmp_path, monkeypatch):
     paths = {n: tmp_path / n for n in names} | {"plan": tmp_path / "plan.json"}
     monkeypatch.setattr(launch, "Attempts", Attempts)
     monkeypatch.setattr(launch, "block_stops", lambda: None)
-    monkeypatch.setattr(launch, "facts_of", lambda *_: {"settings": SETTINGS})
+    monkeypatch.setattr(launch, "facts_of", lambda *given: given)
 
     def run(code=0, gpus=2):
         monkeypatch.setattr(Attempts, "code", code)
@@ -282,7 +317,9 @@ def test_settings_are_frozen_and_the_script_gets_every_path(run, tmp_path, check
     expected |= {"--resume": str(checkpoint)} if checkpoint else {}
     assert dict(zip(after[::2], after[1::2], strict=True)) == expected
     assert seen.env["OMP_NUM_THREADS"] == "3"
-    assert seen.facts == {"settings": SETTINGS, "world_size": 2}
+    settings, _, *others = seen.facts
+    assert (settings, others) == (SETTINGS, [tmp_path / "tokens", tmp_path / "model", 2])
+    assert seen.micro == 4
     assert seen.state.is_dir()
 
 

@@ -64,15 +64,32 @@ def test_a_job_that_cannot_have_all_holds_none(tmp_path: Path) -> None:
         first.wait()
 
 
-def test_without_gpus_and_under_slurm_nothing_is_leased(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_gpus_nothing_is_leased(tmp_path: Path) -> None:
     with leases.lease(2, [], tmp_path) as ids:
         assert ids == []
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with leases.lease(2, ["0", "1", "2"], tmp_path) as ids:
-        assert ids == ["0", "1"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_in_one_slurm_job_two_jobs_of_snakemake_get_different_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `salloc --gpus=3`, and then `snakemake --cores all --resources gpu=3`."""
+    monkeypatch.setattr(leases, "FOLDER", tmp_path / "leases")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with leases.lease(2, ["0", "1", "2"]) as first, leases.lease(1, ["0", "1", "2"]) as second:
+        assert (first, second) == (["0", "1"], ["2"])
+        assert all(path.exists() for path in leases.lock_paths([*first, *second]))
+
+
+def test_slurm_jobs_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each may have a device of its own that it sees as 0."""
+    monkeypatch.setattr(leases, "FOLDER", tmp_path / "leases")
+    with leases.ExitStack() as held:
+        for job in ("7", "8"):
+            monkeypatch.setenv("SLURM_JOB_ID", job)
+            assert held.enter_context(leases.lease(1, ["0"], pause=pytest.fail)) == ["0"]
 
 
 def test_other_users_can_open_the_locks(tmp_path: Path) -> None:

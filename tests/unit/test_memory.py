@@ -221,8 +221,19 @@ def test_host_memory_on_two_gpus(method, launch, train, merge) -> None:
     assert found == {
         "train": train,
         "merge": PROCESS + merge,
-        "evaluate": RANK + WHOLE * 2 + SCORES,
+        "evaluate": RANK + WHOLE * 2,
     }
+
+
+@pytest.mark.parametrize(
+    ("length", "logits"),
+    [(512, 2**25), (2048, 2**25), (8, 16 * 8 * 32_000)],  # a piece; or all that there are
+)
+def test_a_cpu_evaluates_in_host_memory(length, logits) -> None:
+    """16 rows: keys and values of each token in each layer, 16 bit, and logits of 10 bytes."""
+    run = job("qlora", "ddp", 2, cpu=True, length=length)
+    cache = 16 * length * 32 * 2 * 4096 * 2
+    assert host_memory(LLAMA, run)["evaluate"] == PROCESS + WHOLE * 2 + cache + logits * 10
 
 
 def test_cpu_processes_take_host_memory() -> None:

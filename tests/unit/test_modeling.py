@@ -5,6 +5,9 @@ from pathlib import Path
 import bitsandbytes as bnb
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.integrations import accelerate as placed
+from transformers.modeling_outputs import BaseModelOutput
 
 from finetune import modeling, varlen
 from finetune.modeling import keep_gradients_on_cpu, load_for_inference, load_for_training
@@ -193,9 +196,9 @@ def test_attention_is_the_users_or_fit_for_device_and_length(tiny_model, chosen,
     assert model.config._attn_implementation == expected
 
 
-def test_on_a_gpu_transformers_chooses_the_attention_of_rows(monkeypatch):
+def test_on_a_gpu_transformers_chooses_the_attention_of_rows(tiny_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert modeling.default_attention(5, False) is None
+    assert modeling.default_attention(5, False, tiny_model, False) is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def test_packs_on_a_gpu_get_flash_attention_where_it_is_proven(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(varlen, "is_flash_attn_2_available", lambda: installed)
     monkeypatch.setattr(varlen, "why_not_varlen", lambda config: why_not)
-    assert modeling.default_attention(5, (tiny_model, False)) == expected
+    assert modeling.default_attention(5, True, tiny_model, False) == expected
     assert ("samples see each other" in capsys.readouterr().err) == bool(why_not)
 
 
@@ -224,3 +227,39 @@ def test_inference_is_16_bit_and_ready(tiny_model):
     assert not model.training
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
     assert model.config.use_cache is True
+
+
+def test_one_model_over_several_gpus(tiny_model, monkeypatch):
+    """transformers' own map, for two GPUs that are not here."""
+    room = {0: 10**9, 1: 10**9, "cpu": 10**9}
+    monkeypatch.setattr(placed, "accelerate_max_memory", lambda _: dict(room))
+    config = AutoConfig.from_pretrained(tiny_model)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    found = placed._get_device_map(model, "balanced", None, None)
+    assert set(found.values()) == {0, 1}
+    assert modeling.left_out(found) == []
+
+
+@pytest.mark.parametrize("rest", ["cpu", "disk"])
+def test_what_gpus_have_no_room_for_is_not_left_to_the_host(rest):
+    """transformers puts it there without a word, and each token then takes seconds."""
+    assert modeling.left_out({"model.layers.0": 0, "model.layers.1": rest}) == ["model.layers.1"]
+
+
+def test_to_return_states_changes_no_answer(tiny_model):
+    batch = {"input_ids": torch.tensor([[1, 40, 41, 42]]), "logits_to_keep": torch.tensor([1, 3])}
+    model = load_for_inference(tiny_model, False)
+    whole = model(**batch).logits
+    modeling.return_states(model)
+    assert torch.equal(model(**batch).logits, whole)
+    assert model.generate(batch["input_ids"], max_new_tokens=3).shape == (1, 7)
+
+
+def test_states_return_to_the_device_of_the_inputs(tiny_model):
+    """As if the last layers were on another one: `meta` is the only other that is always here."""
+    model = load_for_inference(tiny_model, False)
+    model.model.forward = lambda **_: BaseModelOutput(last_hidden_state=torch.ones(1, 4, 64))
+    modeling.return_states(model)
+    states = model.model(input_ids=torch.ones(1, 4, device="meta")).last_hidden_state
+    assert states.device.type == "meta"

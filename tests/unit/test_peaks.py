@@ -9,10 +9,11 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from finetune import peaks
-from finetune.peaks import PeakMemory, forget, gpu_memory, highest, host_memory, left_behind
+from finetune.peaks import PeakMemory, forget, gpu_memory, highest, left_behind, process_memory
 from finetune.training_record import compared
 
 MB = 2**20
@@ -21,11 +22,11 @@ MB = 2**20
 def test_memory_of_files_is_resident_and_no_demand(tmp_path):
     """What a mapped weight file takes leaves when memory is short: no request has to hold it."""
     (tmp_path / "weights").write_bytes(os.urandom(64 * MB))
-    before = host_memory(os.getpid())
+    before = process_memory(os.getpid())
     with open(tmp_path / "weights", "rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         assert sum(mapped[:: mmap.PAGESIZE]) > 0  # every page is touched
-        after = host_memory(os.getpid())
+        after = process_memory(os.getpid())
         mapped.close()
     assert abs(after["host"] - before["host"]) < 16 * MB
     assert after["host_resident"] >= after["host"]
@@ -42,7 +43,7 @@ def test_a_peak_between_two_looks_at_the_end_is_kept(tmp_path, monkeypatch):
                 break
             time.sleep(0.01)
         del block
-    assert host_memory(os.getpid())["host"] < before + 64 * MB
+    assert process_memory(os.getpid())["host"] < before + 64 * MB
     written = json.loads((tmp_path / "peak_3.json").read_text())
     assert written == memory.peak
     assert written["host"] >= before + 100 * MB
@@ -67,6 +68,15 @@ def test_a_rank_that_is_killed_leaves_its_peak(tmp_path):
     rank.send_signal(signal.SIGKILL)
     rank.wait()
     assert left_behind(tmp_path)["host_node"] > 200 * MB
+
+
+@pytest.mark.parametrize(("nodes", "known"), [(1, 2), (2, 1)])
+def test_on_several_nodes_the_parent_of_an_agent_is_not_ours(nodes, known, monkeypatch):
+    """It is SLURM's (slurmstepd); on one node it is the launcher."""
+    monkeypatch.setenv("FINETUNE_PARENT", str(os.getppid()))
+    monkeypatch.setenv("GROUP_WORLD_SIZE", str(nodes))
+    agent = psutil.Process(os.getppid())
+    assert peaks.launchers() == [agent.pid, agent.ppid()][:known]
 
 
 def test_ranks_add_up_on_the_host_and_not_on_the_gpu(tmp_path):

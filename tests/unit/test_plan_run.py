@@ -4,24 +4,27 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import psutil
 import pytest
+from pydantic import ValidationError
 from test_shapes import CONFIGS
 from transformers import BertConfig, LlamaConfig, MambaConfig, T5Config
 
 import plan_run
 from finetune import architecture
-from finetune.advice import Request, others
+from finetune.advice import Request, allowed, others
 from finetune.cli import UserError
-from finetune.config import Dataset, Model, Run, complete_run, merge
+from finetune.config import Dataset, Launch, Method, Model, Run, complete_run, merge
 from finetune.devices import Device, cgroup_limit, find_device, machine_memory
 from finetune.fitting import micro_batches
 from finetune.gpu_models import GPU_MODELS
 from finetune.neighbours import neighbours, table
-from finetune.outlook import job_of, shapes_in
+from finetune.outlook import check_evaluation, job_of, shapes_in
 from finetune.shapes import shapes_of
 from finetune.stages import plan_settings
 from lint_record import WHOLE
@@ -230,6 +233,39 @@ def test_oversubscription_is_allowed_with_a_warning(capsys) -> None:
     assert "started all the same: allow_oversubscription" in said
 
 
+EVALUATED = {"gpu_memory_gb": None, "gpu_model": None, "allow_oversubscription": False}
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "gpus", "needed"),
+    # 6,738,415,616 weights of 2 bytes and a tenth: 14.82 GB
+    [(15, 1, None), (14.8, 1, 2), (7.5, 2, None), (7.4, 2, 3), (4, 1, 4), (80, 8, None)],
+)
+def test_a_model_is_evaluated_where_it_fits(gigabytes, gpus, needed) -> None:
+    settings = EVALUATED | ({"evaluation": {"gpus": gpus}} if gpus > 1 else {})
+    device = Device(gigabytes * 1e9, "NVIDIA X")
+    if needed is None:
+        check_evaluation(settings, SHAPES, device)
+        return
+    assert refused(check_evaluation, settings, SHAPES, device) == (
+        "the trained model could not be evaluated: 16-bit weights, and a tenth for what is "
+        f"generated, take 14.8 GB, and `evaluation: {{gpus: {gpus}}}` gives it {gpus} x "
+        f"{gigabytes:.1f} GB (NVIDIA X). Set `evaluation: {{gpus: {needed}}}` under the dataset. "
+        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
+        "Snakemake `--until merge`."
+    )
+
+
+def test_a_model_that_is_only_trained_and_merged_is_warned_about(capsys) -> None:
+    settings = EVALUATED | {"allow_oversubscription": True}
+    check_evaluation(settings, SHAPES, Device(8e9, "NVIDIA X"))
+    assert "WARNING: the trained model could not be evaluated: " in capsys.readouterr().err
+
+
+def test_on_a_cpu_a_model_is_evaluated_by_one_process() -> None:
+    check_evaluation(EVALUATED, SHAPES, Device(8e9, "no GPU seen", cpu=True))
+
+
 def test_neighbours_leave_out_what_is_refused_and_mark_this_run() -> None:
     plan = planned(24, gpus=2)
     entries = plan["neighbours"]
@@ -416,7 +452,12 @@ def test_plan_of_a_run(plan, capsys) -> None:
 
 @pytest.mark.parametrize(
     ("rows", "longest", "keys"),
-    [(5, 9, {}), (100, 3000, {"gpu_memory_gb": 80}), (100, 9, {"gpu_memory_gb": 2})],
+    [
+        (5, 9, {}),
+        (100, 3000, {"gpu_memory_gb": 80}),
+        (100, 9, {"gpu_memory_gb": 2}),
+        (100, 9, {"gpu_memory_gb": 14}),  # enough to train in 4 bit, and to evaluate nothing
+    ],
 )
 def test_refused_run_leaves_no_plan(rows, longest, keys, plan, tmp_path) -> None:
     with pytest.raises(UserError):
@@ -495,7 +536,7 @@ def test_plan_of_a_text_with_labels(plan) -> None:
         plan(160, 9, ["a", "b"], method="full")
 
 
-def outlook(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def outlook(*arguments: str) -> subprocess.CompletedProcess[str]:
     script = Path(plan_run.__file__)
     command = [sys.executable, str(script), *arguments]
     return subprocess.run(command, capture_output=True, text=True)
@@ -528,6 +569,45 @@ def test_what_is_asked_wrongly_without_a_run(asked, said, tmp_path, monkeypatch)
     LlamaConfig(max_position_embeddings=512, num_hidden_layers=1).save_pretrained(tmp_path)
     monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", str(tmp_path), *asked])
     assert refused(plan_run.main).startswith(said)
+
+
+def test_the_rank_is_that_of_all_rows_of_adapters(tmp_path, monkeypatch, capsys) -> None:
+    """Whatever the method that was asked about."""
+    llama_config("LLaMA 7B").save_pretrained(tmp_path)
+
+    def table_of(*options: str) -> set[str]:
+        command = ["plan_run.py", "--model", str(tmp_path), "--gpu-memory", "80", *options]
+        monkeypatch.setattr(sys, "argv", command)
+        monkeypatch.setattr(plan_run.cli, "terminal", sys.stdout)
+        plan_run.main()
+        lines = capsys.readouterr().out.splitlines()[2:]
+        return {line.replace("->", "  ") for line in lines}
+
+    full, qlora = (table_of("--lora-rank", "256", "--method", x) for x in ("full", "qlora"))
+    assert full == qlora
+    assert full != table_of("--method", "full")
+
+
+RULE = [word for name in plan_run.RULE for word in (f"--{name}", "{}")]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--gpus", "2", "--lora-rank", "8", *RULE), "--gpus, --lora-rank: not beside --settings"),
+        (
+            ("--lint", "lint.json", "--output", "plan.json"),
+            "--lint, --output: only with --settings",
+        ),
+        (RULE[:4], "--settings needs --lint, --calibration, --output"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(options, said, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["plan_run.py", "--model", "model.json", *options])
+    with pytest.raises(SystemExit) as end:
+        plan_run.main()
+    assert end.value.code == 2
+    assert f"error: {said}" in capsys.readouterr().err
 
 
 def test_rows_are_no_longer_than_the_context_unless_asked(tmp_path, monkeypatch, capsys) -> None:
@@ -574,3 +654,16 @@ def test_a_model_that_is_not_here() -> None:
         "org/none: no such folder or file here, and HF_HUB_OFFLINE is set. Give a folder, a "
         "config.json, or the id of a hub model (of a gated one after `hf auth login`)."
     )
+
+
+@pytest.mark.parametrize("classes", [None, 2])
+def test_advice_and_table_know_no_other_pairs_than_the_config(classes) -> None:
+    task = {"task": "sequence-classification"} if classes else {}
+    for method, launch in product(get_args(Method), get_args(Launch)):
+        run = NAMES | task | {"method": method, "launch": launch}
+        try:
+            Run.model_validate(run)
+        except ValidationError:
+            assert not allowed(method, launch, classes)
+        else:
+            assert allowed(method, launch, classes)

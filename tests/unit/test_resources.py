@@ -65,10 +65,10 @@ def test_a_large_model_merges_for_longer():
 
 
 def test_a_base_model_is_sized_by_its_record():
-    """7 B parameters and 32,000 tokens: (3 + 14 + 8192 x 32,000 x 10 bytes) x 1.1 + 500 MB."""
-    model = {"parameters": 7 * GB, "vocab_size": 32_000}
-    assert baseline_mem_mb(model, 1) == 22_084
-    assert baseline_mem_mb(model, 2) == 33_125
+    """7 B parameters: (3 + 14 GB) x 1.1 + 500 MB."""
+    model = {"parameters": 7 * GB}
+    assert baseline_mem_mb(model, 1) == 19_200
+    assert baseline_mem_mb(model, 2) == 28_800
 
 
 def test_a_plan_of_older_code_is_read_with_what_it_lacks(tmp_path):

@@ -139,6 +139,8 @@ CHANGES = [
     (DATASET, {"evaluation": {"max_new_tokens": 9}}, {"evaluate"}),
     (DATASET, {"evaluation": {"batch_size": 2}}, {"evaluate"}),
     (DATASET, {"evaluation": {"rows": 5}}, {"evaluate"}),
+    (DATASET, {"evaluation": {"gpus": 1}}, set()),  # as before there was the key
+    (DATASET, {"evaluation": {"gpus": 2}}, {"plan"}),
     # models
     (MODEL, {"attention": "eager"}, {"plan", "train"}),
     (MODEL, {"source": "org/other"}, {"fetch"}),

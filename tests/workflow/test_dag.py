@@ -119,6 +119,18 @@ def test_gpus_of_a_run_become_its_resource(tiny_model: Path, tmp_path: Path) -> 
     assert {run: r["gpu"] for run, r in asked.items()} == {"tiny-qlora": 4, "tiny-full": 1}
 
 
+def test_gpus_of_the_evaluation_become_its_resource_on_one_node(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    project = make_project(tmp_path, tiny_model, datasets={"lights": {"evaluation": {"gpus": 2}}})
+    jobs = planned_jobs(project, project / "config.yaml")
+    evaluations = [job for job in jobs if job["rule"].startswith("evaluate")]
+    assert len(evaluations) == 3
+    for job in evaluations:
+        assert (job["resources"]["gpu"], job["resources"]["nodes"]) == (2, 1)
+        assert sbatch(job) == ["--nodes=1", "--cpus-per-task=4", "--gpus=2"]
+
+
 def test_only_a_run_of_several_nodes_asks_for_nodes(tiny_model: Path, tmp_path: Path) -> None:
     """What SLURM gives by node is said by node: GPUs (`gres`), memory and CPUs. `gpu` is all."""
     runs = {"tiny-full": {"gpus": 2, "nodes": 2}}
@@ -157,8 +169,8 @@ SUBMITTED = {
     "plan_run": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
     "train": "gpu -t {runtime} --mem {mem_mb} --nodes=1 --requeue --cpus-per-task=8",
     "merge": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=4",
-    "evaluate_run": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
-    "evaluate_baseline": "gpu -t {runtime} --mem {mem_mb} --requeue --cpus-per-task=4",
+    "evaluate_run": "gpu -t {runtime} --mem {mem_mb} --nodes=1 --requeue --cpus-per-task=4",
+    "evaluate_baseline": "gpu -t {runtime} --mem {mem_mb} --nodes=1 --requeue --cpus-per-task=4",
     "compare": "cpu -t {runtime} --mem {mem_mb} --requeue --ntasks=1 --cpus-per-task=1",
 }
 """sbatch's options by rule. All others run on the submitting host."""

@@ -136,7 +136,7 @@ def test_fewer_gpus_granted_is_said_and_keeps_the_batch(copied: Path) -> None:
         cwd=copied,
     )
     assert done.returncode == 0, done.stdout
-    text = "launch: 2 processes were planned, 1 granted: accumulation 2 -> 4, same batch of 4 rows"
+    text = "1 x 2 x 2 = 4 rows were planned; with 1 granted it is 1 x 4 x 1"
     assert text in done.stdout
     record = read_json(copied / "results/runs/tiny-full/train.json")
     split = (record["micro_batch"], record["accumulation"], record["world_size"])

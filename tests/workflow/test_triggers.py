@@ -73,6 +73,10 @@ def test_where_and_how_it_is_split_never_retrains(finished: Path, change: dict) 
     assert jobs_after(finished, runs={"tiny-full": change}) == {}
 
 
+def test_gpus_of_the_evaluation_make_nothing_again(finished: Path) -> None:
+    assert jobs_after(finished, datasets={"lights": {"evaluation": {"gpus": 2}}}) == {}
+
+
 def test_a_change_of_gpus_hides_no_other_change(finished: Path) -> None:
     """Snakemake looks at no other reason to run a job when one before it runs."""
     jobs = jobs_after(

@@ -144,7 +144,8 @@ def plan_settings(wildcards):
     plan = Path("results", "runs", wildcards.run, "plan.json")
     if plan.exists() and trained_as_configured(wildcards):
         then = json.loads(plan.read_text())["settings"]
-        # an older version of this workflow may have known fewer keys
+        # without what is new since: an older version of this workflow may have known fewer keys
+        now = {k: v for k, v in now.items() if k in then or k not in stages.PLAN_ONLY}
         now |= {key: then[key] for key in stages.PLAN_ONLY if key in then}
     return json.dumps(now)
 

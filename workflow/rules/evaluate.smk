@@ -24,7 +24,8 @@ rule evaluate_run:
         "../../envs/finetune.yaml"
     threads: 4
     resources:
-        gpu=1,
+        gpu=lambda w: dataset_of(w).evaluation.gpus,
+        nodes=1,  # else SLURM would be free to take its GPUs from several
         mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "evaluate", n)),
         runtime=240,
     params:
@@ -33,8 +34,9 @@ rule evaluate_run:
         "Evaluating {wildcards.run}"
     shell:
         'python "$SCRIPTS"/evaluate_model.py --settings {params.settings:q}'
-        " --model {input.model} --data {input.data} --tokens {input.tokens}"
-        " --lint {input.lint} --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
+        " --gpus {resources.gpu} --model {input.model} --data {input.data}"
+        " --tokens {input.tokens} --lint {input.lint}"
+        " --metrics {output.metrics} --predictions {output.predictions} 2> {log}"
 
 
 use rule evaluate_run as evaluate_baseline with:
@@ -51,7 +53,8 @@ use rule evaluate_run as evaluate_baseline with:
     benchmark:
         "benchmarks/evaluate_baseline/{model}/{dataset}.tsv"
     resources:
-        gpu=1,
+        gpu=lambda w: dataset_of(w).evaluation.gpus,
+        nodes=1,
         mem_mb=told_by(MODEL, resources.baseline_mem_mb),
         runtime=240,
     message:

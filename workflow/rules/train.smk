@@ -29,7 +29,7 @@ rule train:
         mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "train", n)),
         disk_mb=told_by(PLAN, lambda plan, _: resources.disk_mb(plan, "train")),
         runtime=train_runtime,
-        # said of one node too: else SLURM may find the GPUs of a job on several
+        # for a run of one node as well: SLURM would be free to take its GPUs from several
         nodes=lambda w: run_of(w).nodes,
         # launch.py calls srun itself: `mpi` has the rule start once, on the first node
         gres=on_nodes(lambda run: f"gpu:{run.gpus}"),

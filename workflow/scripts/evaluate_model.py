@@ -28,6 +28,7 @@ CODE = code_commit()  # before a later commit can be taken for the code that run
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--settings", required=True, type=read_settings)
+    parser.add_argument("--gpus", default=1, type=int, help="that hold the model together")
     parser.add_argument("--model", required=True, type=Path)
     parser.add_argument("--data", required=True, type=Path, help="test.parquet")
     parser.add_argument("--tokens", required=True, type=Path, help="test/ of tokenize_data")
@@ -37,9 +38,15 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_EVALUATE_OFFLINE"] = "1"
     check_complete(args.model)  # before a GPU is waited for
-    with lease(1, visible_devices()) as ids:
+    devices, count = visible_devices(), max(1, args.gpus)
+    if 0 < len(devices) < count:
+        raise UserError(
+            f"evaluation.gpus asks for {count} GPUs and {len(devices)} are visible; set it lower, "
+            "or run where there are as many."
+        )
+    with lease(count, devices) as ids:
         if ids:  # read when CUDA starts, which nothing did so far
-            os.environ["CUDA_VISIBLE_DEVICES"] = ids[0]
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
         evaluate_model(args)
 
 
@@ -74,14 +81,14 @@ def evaluate_text(args: argparse.Namespace, tokens, lint: dict) -> tuple[dict, l
 
 
 def load(args: argparse.Namespace, labels: list[str] | None = None) -> tuple:
-    """Model and tokenizer, on the GPU if there is one."""
+    """Model and tokenizer, on the GPUs if there are any."""
     import torch
 
     from finetune.modeling import load_for_inference
     from finetune.tokenizer import load_tokenizer
 
     trust = args.settings["trust_remote_code"]
-    device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    device = {0: "cpu", 1: "cuda:0"}.get(torch.cuda.device_count(), "balanced")
     model = load_for_inference(args.model, trust, device=device, labels=labels)
     return model, load_tokenizer(args.model, trust)
 

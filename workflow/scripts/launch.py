@@ -22,7 +22,7 @@ import yaml
 
 from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
-from finetune.batch import split_batch
+from finetune.backoff import micro_batch
 from finetune.cli import UserError, describe, read_settings, run_script, say
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.disk import check_space
@@ -57,18 +57,18 @@ def main() -> None:
     with only_launch(args.output.parent) as lock:
         devices, here = visible_devices(), args.gpus // nodes.count
         check_devices(args.gpus, plan, len(devices) * nodes.count)
+        micro = micro_batch(args.gpus, plan, state)
         check_space(state, plan["memory"]["disk"])
         check_time(end := end_of_job(), state)
         with write_aside(args.config) as aside:
             aside.write_text(yaml.safe_dump(args.settings, sort_keys=False))
-        facts = facts_of(args.settings, plan, args.tokens, args.model)
-        facts["world_size"] = args.gpus
-        with lease(here, devices, pause=pause) as ids:
+        facts = facts_of(args.settings, plan, args.tokens, args.model, args.gpus)
+        with leased(here, devices, nodes.count) as (ids, locks):
             env = environment(args.threads, here, ids)
             env |= {END_TIME: str(end)} if end else {}
-            env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *lock_paths(ids)])))
-            attempts = Attempts(state, plan, facts, partial(agent_command, args, state, nodes), env)
-            code = attempts.run()
+            env[LOCKS] = os.pathsep.join(map(str, filter(None, [lock, *locks])))
+            command = partial(agent_command, args, state, nodes)
+            code = Attempts(state, plan, facts, micro, command, env).run()
         if code == 0:
             keep_for_later(args, plan)
     sys.exit(code)
@@ -111,6 +111,17 @@ def only_launch(folder: Path) -> Iterator[Path | None]:
         yield lock_path(locks, "launch")
 
 
+@contextmanager
+def leased(count: int, devices: list[str], nodes: int) -> Iterator[tuple[list[str], list[Path]]]:
+    """The devices on this node, and the locks that hold them. On several nodes srun says which
+    ones each agent gets, and no lock of this machine reaches the others."""
+    if nodes > 1:
+        yield devices[:count], []
+        return
+    with lease(count, devices, pause=pause) as ids:
+        yield ids, lock_paths(ids)
+
+
 def pause(seconds: float) -> None:
     """Wait for a device, but not after a stop."""
     if signal.sigtimedwait(STOPS, seconds):
@@ -130,19 +141,12 @@ def parse() -> argparse.Namespace:
 
 
 def check_devices(granted: int, plan: dict, devices: int) -> None:
-    """More processes than GPUs would share one; fewer than planned is said aloud."""
+    """More processes than GPUs would share one."""
     if 0 < devices < granted:
         raise UserError(
             f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
             f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
             f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
-        )
-    accumulation = split_batch(plan["global_batch"], plan["micro_batch"], granted)
-    if granted != plan["world_size"]:
-        say(
-            f"launch: {plan['world_size']} processes were planned, {granted} granted: "
-            f"accumulation {plan['accumulation']} -> {accumulation}, same batch of "
-            f"{plan['global_batch']} rows"
         )
 
 

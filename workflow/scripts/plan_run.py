@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from pydantic import ValidationError
 
@@ -23,18 +24,28 @@ from finetune.batch import split_batch
 from finetune.calibration import Finished, read
 from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
-from finetune.config import Dataset, Model, Run, complete_run
+from finetune.config import Dataset, Method, Model, Run, complete_run
 from finetune.config_errors import readable
 from finetune.devices import GB, find_device
 from finetune.files import read_json, write_json
 from finetune.gpu_models import GPU_MODELS
 from finetune.memory import Job
 from finetune.neighbours import neighbours, table
-from finetune.outlook import checked, job_of, memory_section, outlook, request_of, shapes_in
+from finetune.outlook import (
+    check_evaluation,
+    checked,
+    job_of,
+    memory_section,
+    outlook,
+    request_of,
+    shapes_in,
+)
 from finetune.shapes import Shapes, recorded
 from finetune.splits import SPLITS
 from finetune.stages import plan_settings
 
+RULE = ("settings", "pretrained", "lint", "calibration", "output")
+"""Options that the rule gives, beside --model."""
 LARGE = 14e9
 """Above a "13B" model (13.02e9 for LLaMA) the QLoRA paper halves the learning rate (table 9)."""
 
@@ -53,6 +64,7 @@ def main() -> None:
     check_compile(args.settings)
     shapes = shapes_for(args, model, lint["labels"])
     plan = make_plan(args.settings, shapes, lint, earlier_runs(args.calibration))
+    check_evaluation(args.settings, shapes, find_device(args.settings))
     write_json(args.output, plan)
     print(table(plan["neighbours"]), file=sys.stderr)
     say("plan_run: " + summary(plan))
@@ -69,19 +81,31 @@ def parse() -> argparse.Namespace:
     rule.add_argument("--lint", type=Path, help="lint.json")
     rule.add_argument("--calibration", type=Path, help="calibration.jsonl of earlier runs")
     rule.add_argument("--output", type=Path, help="plan.json")
-    free = parser.add_argument_group("no run: what would fit")
-    free.add_argument("--gpus", type=int, default=1)
+    free = parser.add_argument_group("no run: what would fit. Defaults are those of the config")
+    free.add_argument("--gpus", type=int)
     free.add_argument("--gpu-memory", type=float, metavar="GB", help="of one GPU; 1 GB = 1e9 bytes")
     free.add_argument("--gpu-model", choices=GPU_MODELS)
-    free.add_argument("--method", default="qlora", choices=["qlora", "lora", "full"])
-    free.add_argument("--length", type=int, help="tokens of a row; 2048, or the model's context")
-    free.add_argument("--batch", type=int, default=16, help="rows per optimizer step")
-    free.add_argument("--lora-rank", type=int, default=16)
+    free.add_argument("--method", choices=get_args(Method))
+    free.add_argument("--length", type=int, help="tokens of a row; at most the model's context")
+    free.add_argument("--batch", type=int, help="rows per optimizer step")
+    free.add_argument("--lora-rank", type=int)
     args = parser.parse_args()
-    given = [args.pretrained, args.lint, args.calibration, args.output]
-    if args.settings and not all(given):
-        parser.error("--settings needs --pretrained, --lint, --calibration and --output")
+    check_options(parser, args)
     return args
+
+
+def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """No option is ignored."""
+    given = {name for name, value in vars(args).items() if value is not None}
+    flags = lambda names: ", ".join(f"--{x.replace('_', '-')}" for x in names)  # noqa: E731
+    if "settings" not in given:
+        if alone := [name for name in RULE if name in given]:
+            parser.error(f"{flags(alone)}: only with --settings")
+        return
+    if free := [name for name in vars(args) if name in given and name not in ("model", *RULE)]:
+        parser.error(f"{flags(free)}: not beside --settings, which say it for the run")
+    if missing := [name for name in RULE if name not in given]:
+        parser.error(f"--settings needs {flags(missing)}")
 
 
 def earlier_runs(path: Path) -> list[Finished]:
@@ -96,6 +120,7 @@ def show_outlook(args: argparse.Namespace) -> None:
     """The table alone, on stdout."""
     run, dataset = asked(args)
     settings = plan_settings(run, dataset, Model(source=args.model))
+    settings["lora"] = run.lora.model_dump()  # for the other methods, if this one has none
     shapes, device = shapes_in(args.model, False), find_device(settings)
     length = args.length or min(dataset.max_length, shapes.context or dataset.max_length)
     check_context(shapes.context, length)
@@ -109,16 +134,21 @@ def show_outlook(args: argparse.Namespace) -> None:
 
 def asked(args: argparse.Namespace) -> tuple[Run, Dataset]:
     """As the config has them, by whose rules they are checked."""
-    keys = {"method": args.method, "gpus": args.gpus, "batch": {"global": args.batch}}
+    keys = {"method": args.method, "gpus": args.gpus}
     keys |= {"gpu_memory_gb": args.gpu_memory, "gpu_model": args.gpu_model}
-    keys |= {} if args.method == "full" else {"lora": {"rank": args.lora_rank}}
-    length = {} if args.length is None else {"max_length": args.length}
+    keys |= {"batch": chosen({"global": args.batch}), "lora": chosen({"rank": args.lora_rank})}
+    run = {"model": "m", "dataset": "d"} | chosen(keys)
     try:
-        run = Run.model_validate(complete_run({}, {"model": "m", "dataset": "d"} | keys))
-        return run, Dataset(source="-", **length)
+        rows = Dataset(source="-", **chosen({"max_length": args.length}))
+        return Run.model_validate(complete_run({}, run)), rows
     except ValidationError as error:
         faults = (f"{'.'.join(key)}: {text}" for key, text in readable(error, keys))
         raise UserError("; ".join(fault.removeprefix(": ") for fault in faults)) from error
+
+
+def chosen(options: dict) -> dict:
+    """Without those that were left out: the config has their defaults."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Finished] = ()) -> dict:

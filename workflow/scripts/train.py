@@ -15,6 +15,7 @@ from finetune.faults import leave, told
 from finetune.heap import free_at_once
 from finetune.imports import in_rank
 from finetune.leases import hold_locks
+from finetune.outcome import STOP
 from finetune.peaks import PeakMemory
 from finetune.processes import answer_signals, die_with_parent
 
@@ -23,7 +24,7 @@ def main() -> None:
     args = parse()
     args.state.mkdir(parents=True, exist_ok=True)
     die_with_parent()
-    answer_signals((args.state / "stop").touch)
+    answer_signals((args.state / STOP).touch)
     hold_locks()
     free_at_once()
     with told(args.state) as place, PeakMemory(args.state) as peaks:

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from finetune.shapes import Shapes
 
 LOGIT = 2 + 4 + 4
-"""Bytes of a logit: 16 bit, log-softmax in fp32, its gradient (transformers ForCausalLMLoss)."""
+"""Bytes of a logit: 16 bit, and twice fp32: log-softmax and its gradient (transformers
+ForCausalLMLoss), or a copy and log-softmax where nothing is trained (scores.row_scores)."""
 PIECE = 2**25
 """Logits that `head` makes at once: 336 MB."""
 EAGER_UP_TO = 256
@@ -75,7 +76,7 @@ def attention(shapes: Shapes, job: Job) -> int:
     flash = "flash" in job.attention
     key = shapes.kv_heads * shapes.head_dim if flash else query
     # what comes out may be the input of a trained layer, and is counted there
-    out = 0 if job.method == "full" or lean(job) else 2 * query
+    out = 0 if job.method == "full" or has_lean_adapters(job) else 2 * query
     kept = 2 * (query + 2 * key) + out
     # on a CPU, attention with dropout is computed step by step in any case
     if job.attention == "eager" or (job.cpu and shapes.dropout):
@@ -114,13 +115,13 @@ def adapter_inputs(shapes: Shapes, job: Job) -> int:
     layers = shapes.adapted(job.targets)
     wide = sum(x.in_features * x.count for x in layers) // shapes.layers
     narrow = sum(x.count for x in layers) * job.rank * 2 // shapes.layers
-    if lean(job):
+    if has_lean_adapters(job):
         return narrow + min(inputs(shapes), 2 * wide) + (wide if job.dropout else 0)
     return narrow + wide * (2 + dropout_mask(job))
 
 
-def lean(job: Job) -> bool:
-    """modeling.add_adapters"""
+def has_lean_adapters(job: Job) -> bool:
+    """Whether `adapter` takes the place of peft's forward pass (modeling.add_adapters)."""
     return job.method != "full" and not job.sharded
 
 

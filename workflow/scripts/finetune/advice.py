@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import get_args
 
 from finetune.calibration import History
-from finetune.config import REFUSED, ZERO
+from finetune.config import Launch, Method, why_refused
 from finetune.devices import GB, Device
 from finetune.fitting import Auto, fitted
 from finetune.memory import Job, predicted, training_memory
 from finetune.shapes import Shapes
 
-METHODS = ("qlora", "lora", "full")
-"""By memory."""
+METHODS = get_args(Method)
+"""Each takes more memory than the one before."""
+BY_SHARING = get_args(Launch)
+"""Each shares out more than the one before."""
 MOST_GPUS = 64
 SHORTEST = 0.5
 """Of the longest row: what is cut further is another data set."""
@@ -23,7 +26,8 @@ GRAIN = 64
 
 @dataclass(frozen=True)
 class Request:
-    """What a run may choose by itself: its batch, and what the settings left open."""
+    """What is fixed for a run (model, device, global batch), and what the settings fix of the rest:
+    "auto" is for `best` to choose."""
 
     shapes: Shapes
     device: Device
@@ -114,7 +118,7 @@ def others(request: Request, job: Job) -> Iterator[tuple[str, Job]]:
     if (job.method, job.launch, job.optimizer) == ("full", "ddp", "adamw"):
         yield "`optimizer: {name: adamw_8bit}`", replace(job, optimizer="adamw_8bit")
     launches = [x for x in ("zero3", "zero3-offload") if allowed(job.method, x, job.classes)]
-    sharing = [x for x in launches if x > job.launch]
+    sharing = [x for x in launches if BY_SHARING.index(x) > BY_SHARING.index(job.launch)]
     for launch in sharing:
         yield f"`launch: {launch}`", replace(job, launch=launch)
     nodes, here = job.world // job.per_node, job.per_node
@@ -133,9 +137,8 @@ def others(request: Request, job: Job) -> Iterator[tuple[str, Job]]:
 
 def allowed(method: str, launch: str, classes: int | None) -> bool:
     """By the rules of the config."""
-    if classes:
-        return method != "qlora" and launch not in ZERO
-    return (method, launch) not in REFUSED
+    task = "sequence-classification" if classes else "causal-lm"
+    return why_refused(task, method, launch) is None
 
 
 def last_remedies(plan: dict) -> str:

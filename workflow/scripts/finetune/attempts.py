@@ -16,14 +16,14 @@ from pathlib import Path
 
 from finetune import checkpoints, cli, peaks
 from finetune.advice import last_remedies
-from finetune.backoff import fitting_micro, smaller_micro
+from finetune.backoff import smaller_micro
 from finetune.batch import split_batch
 from finetune.cli import say
 from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
-from finetune.history import backed_off, note_kill, read_history, record
+from finetune.history import note_kill, record
 from finetune.metric_lines import LINES, cut_back, read_lines
-from finetune.outcome import OUTCOME, last_outcome
+from finetune.outcome import OUTCOME, STOP, last_outcome
 from finetune.processes import PARENT, STOPS
 
 STOPPED = 75
@@ -41,15 +41,16 @@ class Attempts:
         state: Path,
         plan: dict,
         facts: dict,
+        micro: int,
         command: Callable[[int, Path | None], list[str]],
         env: dict[str, str],
     ) -> None:
-        self.state, self.plan, self.facts, self.command = state, plan, facts, command
+        self.state, self.plan, self.facts, self.micro = state, plan, facts, micro
+        self.command = command
         self.env = env | {PARENT: str(os.getpid()), "FINETUNE_STATE": str(state)}
         self.stopping = self.killed = False
+        self.seconds = 0.0  # that the last attempt took
         note_kill(state, self.last_step(), peaks.left_behind(state))
-        most = min(plan["micro_batch"], backed_off(read_history(state)) or plan["micro_batch"])
-        self.micro = fitting_micro(plan["global_batch"], facts["world_size"], most)
 
     def run(self) -> int:
         """The exit code of the job."""
@@ -58,7 +59,8 @@ class Attempts:
             checkpoint = self.prepare()
             started = time.monotonic()
             returned = self.attempt(self.command(self.micro, checkpoint))
-            code = self.conclude(returned, time.monotonic() - started)
+            self.seconds = time.monotonic() - started
+            code = self.conclude(returned)
         if code == 0:
             shutil.rmtree(self.state)
         return code
@@ -76,7 +78,7 @@ class Attempts:
         step = checkpoints.step_of(checkpoint) if checkpoint else 0
         write_json(self.state / FACTS, self.facts)
         cut_back(self.state / LINES, step)
-        for name in (OUTCOME, "stop"):
+        for name in (OUTCOME, STOP):
             (self.state / name).unlink(missing_ok=True)
         peaks.forget(self.state)
         self.note("resumed" if checkpoint else "started", step)
@@ -95,22 +97,30 @@ class Attempts:
         just be the next in SLURM's sequence."""
         if not self.stopping:
             self.stopping = True
-            (self.state / "stop").touch()
+            (self.state / STOP).touch()
             name = signal.Signals(number).name
             say(f"launch: {name}: finishing this step and saving; Ctrl-C from now on does not wait")
         elif number == signal.SIGINT:
             self.killed = True
             agent.kill()  # the ranks die with it
 
-    def conclude(self, returned: int, seconds: float) -> int | None:
+    def conclude(self, returned: int) -> int | None:
         """The exit code of the job, or None to start again."""
         outcome = last_outcome(self.state)
         if returned == 0 and not outcome:
             return 0
-        self.seconds = seconds
         if self.killed:
-            outcome = {"kind": "killed"}
-        return getattr(self, f"on_{outcome.get('kind', 'lost')}")(outcome)
+            return self.on_killed()
+        if not outcome:
+            return self.on_lost()
+        endings = {
+            "stopped": self.on_stopped,
+            "oom": self.on_oom,
+            "error": self.on_error,
+            "hang": self.on_hang,
+            "died": self.on_died,
+        }
+        return endings[outcome["kind"]](outcome)
 
     def on_stopped(self, outcome: dict) -> int:
         step, late = outcome["step"], outcome["late"]
@@ -119,7 +129,7 @@ class Attempts:
         say(f"launch: {why}stopped after step {step}; the same command goes on from there")
         return STOPPED
 
-    def on_killed(self, outcome: dict) -> int:
+    def on_killed(self) -> int:
         self.note("killed", self.last_step())
         say(f"launch: killed; {self.resumes()}")
         return STOPPED
@@ -161,7 +171,7 @@ class Attempts:
         )
         return self.fail(f"rank {outcome['rank']} {how}. {cause}", self.last_step())
 
-    def on_lost(self, outcome: dict) -> int:
+    def on_lost(self) -> int:
         text = "torchrun itself ended or was killed, and the ranks with it; see the log."
         return self.fail(text, self.last_step())
 

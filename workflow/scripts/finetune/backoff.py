@@ -1,6 +1,13 @@
-"""Out of memory: how it is known, and the smaller micro-batch to go on with."""
+"""The micro-batch to train with where the planned one does not do: memory ran out, or another
+number of GPUs was granted."""
 
 from __future__ import annotations
+
+from pathlib import Path
+
+from finetune.batch import split_batch
+from finetune.cli import UserError, say
+from finetune.history import backed_off, read_history
 
 SIGNS = (
     "out of memory",  # CUDA, NCCL and MPS
@@ -31,3 +38,31 @@ def smaller_micro(global_batch: int, world_size: int, micro: int) -> int | None:
     share = global_batch // world_size
     half = max(1, micro // 2)
     return half if share % half == 0 else fitting_micro(global_batch, world_size, micro - 1)
+
+
+def micro_batch(granted: int, plan: dict, state: Path) -> int:
+    """The planned one, or that which memory sufficed for last; the next smaller one where so many
+    processes could not share the batch by it."""
+    check_grant(granted, plan)
+    size, planned = plan["global_batch"], plan["micro_batch"]
+    most = min(planned, backed_off(read_history(state)) or planned)
+    micro = fitting_micro(size, granted, most)
+    if granted != plan["world_size"]:
+        before = f"{planned} x {plan['accumulation']} x {plan['world_size']}"
+        say(
+            f"launch: micro-batch x accumulation x processes = {before} = {size} rows were "
+            f"planned; with {granted} granted it is "
+            f"{micro} x {split_batch(size, micro, granted)} x {granted}"
+        )
+    return micro
+
+
+def check_grant(granted: int, plan: dict) -> None:
+    size, nodes = plan["global_batch"], plan["settings"]["nodes"]
+    if granted and size % granted:
+        fewer = max(n for n in range(nodes, granted, nodes) if size % n == 0)
+        raise UserError(
+            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. Run it on fewer: "
+            f"`snakemake --cores all --resources gpu={fewer}`."
+        )
+    split_batch(size, 1, granted)  # it refuses none at all

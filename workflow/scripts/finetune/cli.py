@@ -64,8 +64,3 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
     if terminal is not None:
         print(text, file=terminal, flush=True)
-
-
-def offline() -> bool:
-    """Whether the user told the Hugging Face libraries to stay off the net."""
-    return os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "ON", "YES", "TRUE"}

@@ -120,7 +120,7 @@ class Strict(BaseModel):
 
 
 def free_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Names that mean something else where a template is rendered."""
+    """Refuse the names of what is passed to apply_chat_template beside the template's variables."""
     if taken := sorted(options.keys() & TAKEN_OPTIONS):
         raise ValueError(
             f"{', '.join(taken)}: set by the workflow; only variables of the template's own "
@@ -202,6 +202,9 @@ class Evaluation(Strict):
     """Rows generated at once. It changes speed and memory, and answers by rounding alone."""
     rows: Count | None = None
     """Generate for the first N test rows only. Default: all of them."""
+    gpus: Count = 1
+    """GPUs that hold a model together when it is evaluated: more than 1 only for models that do not
+    fit on one. It changes no result but by rounding."""
 
 
 class Checks(Strict):
@@ -369,6 +372,17 @@ class RunDefaults(Strict):
     seed: Int = 0
 
 
+def why_refused(task: str, method: str, launch: str) -> str | None:
+    """What is wrong with the combination, and what to use instead."""
+    if task == "sequence-classification":
+        refused = {"qlora": QLORA_CLASSIFIER} | dict.fromkeys(ZERO, ZERO_CLASSIFIER)
+        for choice in (method, launch):
+            if reason := refused.get(choice):
+                return f"`{choice}` for classification is refused: {reason}"
+    reason = REFUSED.get((method, launch))
+    return reason and f"`{method}` under `{launch}` is refused: {reason}"
+
+
 class Run(RunDefaults):
     """One training run, complete."""
 
@@ -376,18 +390,9 @@ class Run(RunDefaults):
     dataset: str
 
     @model_validator(mode="after")
-    def check_task(self) -> Run:
-        if self.task == "sequence-classification":
-            refused = {"qlora": QLORA_CLASSIFIER} | dict.fromkeys(ZERO, ZERO_CLASSIFIER)
-            for choice in (self.method, self.launch):
-                if reason := refused.get(choice):
-                    raise ValueError(f"`{choice}` for classification is refused: {reason}")
-        return self
-
-    @model_validator(mode="after")
-    def check_pair(self) -> Run:
-        if reason := REFUSED.get((self.method, self.launch)):
-            raise ValueError(f"`{self.method}` under `{self.launch}` is refused: {reason}")
+    def check_combination(self) -> Run:
+        if reason := why_refused(self.task, self.method, self.launch):
+            raise ValueError(reason)
         return self
 
     @model_validator(mode="after")

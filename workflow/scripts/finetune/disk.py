@@ -7,8 +7,7 @@ from pathlib import Path
 
 from finetune.checkpoints import KEPT, found
 from finetune.cli import UserError
-
-GB = 1e9
+from finetune.devices import GB
 
 
 def check_space(state: Path, disk: dict[str, int] | None) -> None:

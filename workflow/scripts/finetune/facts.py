@@ -18,11 +18,13 @@ OPEN = {"world_size", "micro_batch", "validation_digest"}
 """How the batch is split: rows of a step and their order stay the same. And what is only scored."""
 
 
-def facts_of(settings: dict, plan: dict, tokens: Path, model: Path) -> dict:
+def facts_of(settings: dict, plan: dict, tokens: Path, model: Path, world_size: int) -> dict:
+    """Of a launch. Each of its attempts adds its `micro_batch`."""
     from finetune.tokens import digest_tokens  # it imports `datasets`
 
     return {
         "settings": settings,
+        "world_size": world_size,
         "steps": plan["steps"],
         "learning_rate": plan["learning_rate"],
         "data_digest": digest_tokens(tokens / "train"),

@@ -6,6 +6,7 @@ deepspeed/runtime/zero/stage3.py.
 
 from __future__ import annotations
 
+from finetune.activations import LOGIT, PIECE
 from finetune.checkpoints import KEPT
 from finetune.memory import (
     PROCESS,
@@ -23,30 +24,38 @@ RANK = 3_000_000_000
 OTHER = 20_000_000
 """On disk, beside weights: tokenizer, random states, logs of the Trainer."""
 SCORED_ROWS, SCORED_TOKENS = 16, 8_192
-"""Whose logits merging and evaluating hold at once, about (merge.CHECKED_ROWS, CHECKED_TOKENS)."""
+"""Whose logits merging holds at once (merge.CHECKED_ROWS, CHECKED_TOKENS). Evaluation takes as many
+rows at a time (`evaluation.batch_size`, if it is not set)."""
 
 
 def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
     """Bytes of each rule on one node."""
-    model = shapes.parameters * 2
-    tokens = min(SCORED_ROWS * job.length, SCORED_TOKENS)
-    scores = scoring(tokens, job.classes or shapes.vocab)
     sizes = {
         "train": training_host(shapes, job),
-        "merge": PROCESS + merging(shapes, job, model) + (scores if job.method != "full" else 0),
-        "evaluate": evaluating(shapes.parameters, scores, job.cpu),
+        "merge": PROCESS + merging(shapes, job),
+        "evaluate": evaluating_cpu(shapes, job) if job.cpu else evaluating(shapes.parameters),
     }
     return {rule: round(size) for rule, size in sizes.items()}
 
 
-def evaluating(parameters: int, scores: int, cpu: bool) -> int:
-    """16-bit weights, and what they are judged by."""
-    return (PROCESS if cpu else RANK) + parameters * 2 + scores
+def evaluating(parameters: int) -> int:
+    """16-bit weights on their way to a GPU, where all the rest is."""
+    return RANK + parameters * 2
 
 
-def scoring(tokens: int, outputs: int) -> int:
-    """16-bit logits, their fp32 copy, and the log-probabilities."""
-    return tokens * outputs * (2 + 4 + 4)
+def evaluating_cpu(shapes: Shapes, job: Job) -> int:
+    """The same weights, the keys and values of a batch (16 bit, of each layer), and a piece of its
+    logits (`head.pieces`)."""
+    tokens, outputs = SCORED_ROWS * job.length, job.classes or shapes.vocab
+    cache = 0 if job.classes else tokens * shapes.layers * 2 * shapes.kv_heads * shapes.head_dim * 2
+    logits = min(tokens * outputs, max(PIECE, SCORED_ROWS * outputs))
+    return PROCESS + shapes.parameters * 2 + cache + logits * LOGIT
+
+
+def scoring(shapes: Shapes, job: Job) -> int:
+    """Logits of the rows that merged models are compared on."""
+    tokens = min(SCORED_ROWS * job.length, SCORED_TOKENS)
+    return tokens * (job.classes or shapes.vocab) * LOGIT
 
 
 def training_host(shapes: Shapes, job: Job) -> float:
@@ -82,14 +91,15 @@ def saving(shapes: Shapes, job: Job) -> float:
     return trained_files(shapes, job) if job.zero else 0
 
 
-def merging(shapes: Shapes, job: Job, model: int) -> float:
+def merging(shapes: Shapes, job: Job) -> float:
     """The base as it was trained on stays loaded beside the best merged model and, for QLoRA, the
-    next one that is tried. Full weights are linked and never loaded."""
+    next one that is tried; and what they are compared by. Full weights are linked and never
+    loaded."""
     if job.method == "full":
         return 0
-    return weights(shapes, job) / (job.world if job.sharded else 1) + model * (
-        2 if job.method == "qlora" else 1
-    )
+    base = weights(shapes, job) / (job.world if job.sharded else 1)
+    merged = shapes.parameters * 2 * (2 if job.method == "qlora" else 1)
+    return base + merged + scoring(shapes, job)
 
 
 def disk_space(shapes: Shapes, job: Job) -> dict[str, int]:

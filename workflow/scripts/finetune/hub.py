@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from finetune.cli import UserError, offline
+from finetune.cli import UserError
 
 MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 SECOND_COPIES = ["consolidated*", "original/*"]
@@ -30,11 +30,12 @@ def download_model(source: str, revision: str | None, with_code: bool) -> tuple[
 
 def check_cache() -> None:
     """On a cluster the home folder is often small, or read-only, or unknown to compute nodes."""
+    from huggingface_hub import is_offline_mode
     from huggingface_hub.constants import HF_HUB_CACHE
 
     cache = Path(HF_HUB_CACHE)
     nearest = next(folder for folder in (cache, *cache.parents) if folder.exists())
-    if not offline() and not os.access(nearest, os.W_OK):
+    if not is_offline_mode() and not os.access(nearest, os.W_OK):
         raise UserError(
             f"the Hugging Face cache {cache} cannot be written. Set HF_HOME to a folder that can, "
             "and that compute nodes see: models are linked from there."
@@ -44,7 +45,7 @@ def check_cache() -> None:
 @contextmanager
 def hub_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
     """Turn the hub's exceptions into a UserError that says what to do."""
-    from huggingface_hub import errors
+    from huggingface_hub import errors, is_offline_mode
 
     try:
         yield
@@ -65,7 +66,7 @@ def hub_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
     except errors.HfHubHTTPError as error:
         raise UserError(f"the hub refused the {kind} {source}: {error}") from None
     except (errors.LocalEntryNotFoundError, ConnectionError) as error:
-        why = "HF_HUB_OFFLINE is set" if offline() else "the hub cannot be reached"
+        why = "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub cannot be reached"
         raise UserError(
             f"the {kind} {source} is not in the Hugging Face cache, and {why} "
             f"({type(error).__name__}). Fetch it on a host with a network, or give a local "

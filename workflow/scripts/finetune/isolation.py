@@ -22,8 +22,12 @@ PACKS = [[9, 1, 14], [13, 6]]
 TOLERANCE = 1e-4
 """Of the largest logit: what fp32 sums in another order may differ."""
 LARGEST = 500_000_000
-WIDTH, VOCABULARY, REACH = 256, 128, 4
+"""Parameters that are tried at most, in fp32: 2 GB."""
+WIDTH, VOCABULARY = 256, 128
 LIMITED = re.compile(r"(window|window_size|chunk_size|index_topk)$")
+"""Config keys that limit how many tokens a position sees, in some layers."""
+REACH = 4
+"""Their value in the small model: below the lengths of PACKS, or nothing would be limited."""
 
 
 def why_not_isolated(

@@ -3,8 +3,10 @@
 
 One lock per device, held by the kernel for as long as the job lives, so that a killed job frees
 its devices. The launcher and each of its ranks hold it together (a shared lock): a rank that
-outlives the launcher by seconds, while its GPU memory is freed, keeps its device. Under SLURM
-nothing is leased: SLURM has given the job devices of its own.
+outlives the launcher by seconds, while its GPU memory is freed, keeps its device.
+
+Under SLURM it is the same among the jobs of Snakemake that run in one SLURM job: a single one where
+the executor submits each, several where Snakemake was started inside an allocation.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import IO
 from finetune.cli import say
 
 FOLDER = Path("/tmp/finetune-gpu-leases")
-"""On this machine's own disk: flock over NFS is unreliable. Shared by all its users."""
+"""On this machine's own disk: flock over NFS is unreliable. Shared by all its users. Each SLURM
+job has one of its own: what two jobs see as device 0 may be two devices."""
 SECONDS_BETWEEN_TRIES = 1.0
 LOCKS = "FINETUNE_LOCKS"
 """Environment variable: the locks that ranks hold along with their launcher."""
@@ -40,13 +43,14 @@ def visible_devices() -> list[str]:
 def lease(
     count: int,
     devices: list[str],
-    folder: Path = FOLDER,
+    folder: Path | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[list[str]]:
     """Hold `count` of `devices`, waiting until they are free. Yields their ids."""
-    if not devices or given_by_slurm():
-        yield devices[:count]
+    if not devices:
+        yield []
         return
+    folder = folder or folder_here()
     with ExitStack() as held:
         started = time.monotonic()
         while not (ids := try_lease(count, devices, folder, held)):
@@ -101,13 +105,14 @@ def lock_path(folder: Path, name: str) -> Path:
     return folder / name.replace("/", "_")
 
 
-def given_by_slurm() -> bool:
-    return "SLURM_JOB_ID" in os.environ
+def folder_here() -> Path:
+    job = os.environ.get("SLURM_JOB_ID")
+    return FOLDER.with_name(f"{FOLDER.name}-{job}") if job else FOLDER
 
 
-def lock_paths(devices: list[str], folder: Path = FOLDER) -> list[Path]:
+def lock_paths(devices: list[str], folder: Path | None = None) -> list[Path]:
     """Of leased devices."""
-    return [] if given_by_slurm() else [lock_path(folder, device) for device in devices]
+    return [lock_path(folder or folder_here(), device) for device in devices]
 
 
 def hold_locks() -> None:

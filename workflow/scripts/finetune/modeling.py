@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 import torch
 from transformers import PreTrainedModel
 
 from finetune.activations import EAGER_UP_TO
 from finetune.architecture import head_of
+from finetune.cli import UserError
 from finetune.head import lose_in_pieces
 
 
@@ -38,13 +38,14 @@ def load_for_training(
     Under ZeRO-3 this must run after TrainingArguments exist: transformers then builds the
     model inside `deepspeed.zero.Init`, already sharded.
     """
-    auto, head = head_of(folder, settings["trust_remote_code"], labels)
+    trust = settings["trust_remote_code"]
+    auto, head = head_of(folder, trust, labels)
     model, found = auto.from_pretrained(
         folder,
         dtype=weight_dtype(settings),
         attn_implementation=settings["attention"]
-        or default_attention(longest, packed and (folder, settings["trust_remote_code"])),
-        trust_remote_code=settings["trust_remote_code"],
+        or default_attention(longest, packed, folder, trust),
+        trust_remote_code=trust,
         output_loading_info=True,
         ignore_mismatched_sizes=labels is not None,  # the head of a classifier of other classes
         **head,
@@ -60,17 +61,18 @@ def load_for_training(
     return add_adapters(model, settings, new_modules(model, found) if labels else None)
 
 
-def default_attention(longest: int, packs_of: tuple[Path, bool] | Literal[False]) -> str | None:
+def default_attention(
+    longest: int, packed: bool, folder: Path, trust_remote_code: bool
+) -> str | None:
     """None leaves the choice to transformers: SDPA where the model has it. On a GPU that needs a
-    mask for packs, and then has no fast kernel; FlashAttention has one. `packs_of` is the folder
-    of the model and whether its code is trusted."""
+    mask for packs, and then has no fast kernel; FlashAttention has one."""
     if not torch.cuda.is_available():
         return "eager" if longest <= EAGER_UP_TO else None
-    if not packs_of:
+    if not packed:
         return None
     from finetune.varlen import flash_attention
 
-    return flash_attention(*packs_of)
+    return flash_attention(folder, trust_remote_code)
 
 
 def weight_dtype(settings: dict) -> torch.dtype:
@@ -167,16 +169,42 @@ def load_for_inference(
     device: str = "cpu",
     labels: list[str] | None = None,
 ) -> PreTrainedModel:
-    """A model to score or generate with, in 16 bit, or in 4 bit as QLoRA trained on it."""
+    """A model to score or generate with, in 16 bit, or in 4 bit as QLoRA trained on it. `device`
+    may be "balanced": spread over all GPUs that are visible, layer after layer.
+
+    Raises UserError where these do not hold it."""
     config = {"quantization_config": quantization(quantized)} if quantized else {}
     auto, head = head_of(folder, trust_remote_code, labels)
     model = auto.from_pretrained(
         folder,
         dtype=compute_dtype() if device != "cpu" else torch.bfloat16,
-        device_map={"": device},
+        device_map=device,
         trust_remote_code=trust_remote_code,
         ignore_mismatched_sizes=labels is not None,  # a base; merging brings the trained head
         **head,
         **config,
     )
+    if device == "balanced":
+        if left := left_out(model.hf_device_map):
+            raise UserError(
+                f"{folder}: {torch.cuda.device_count()} GPUs do not hold it in 16 bit, {len(left)} "
+                "of its parts are left over. Set evaluation.gpus higher."
+            )
+        return_states(model)
     return model.eval()
+
+
+def left_out(device_map: dict) -> list[str]:
+    """Parts that transformers puts on the host or on disk, without a word, where GPUs are full:
+    each would be copied for each token."""
+    return [name for name, device in device_map.items() if device in ("cpu", "disk")]
+
+
+def return_states(model: PreTrainedModel) -> None:
+    """Have the decoder's states come back to the device of its inputs: `logits_to_keep` is there,
+    and indexes them."""
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    stays = model._skip_keys_device_placement  # the cache, of which each layer has its own
+    hook = AlignDevicesHook(io_same_device=True, skip_keys=stays)
+    add_hook_to_module(model.base_model, hook, append=True)

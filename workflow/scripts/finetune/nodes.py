@@ -13,7 +13,6 @@ import shutil
 import socket
 
 from finetune.cli import UserError
-from finetune.leases import given_by_slurm
 from finetune.processes import PARENT
 
 HEAD = "SLURM_LAUNCH_NODE_IPADDR"
@@ -24,7 +23,7 @@ def check_nodes(gpus: int, nodes: int) -> None:
     """Several nodes are SLURM's to give, with as many GPUs on each."""
     if nodes == 1:
         return
-    if not given_by_slurm() or not shutil.which("srun"):
+    if "SLURM_JOB_ID" not in os.environ or not shutil.which("srun"):
         raise UserError(
             f"this run wants {nodes} nodes, and this is no SLURM job. Submit it: `snakemake "
             "--profile workflow/profiles/slurm`. Or set `nodes: 1` to train on this machine alone."

@@ -1,5 +1,6 @@
-"""How a training ended, told by the first process that knows. Later ones only echo it.
+"""Wishes and outcome of a training, in the folder of its checkpoints.
 
+How it ended is told by the first process that knows. Later ones only echo it.
 `kind` is `stopped` (resumable), `error` (its rank has said its line), `oom`, `hang`, or `died`.
 """
 
@@ -11,6 +12,8 @@ import time
 from pathlib import Path
 
 OUTCOME = "outcome.json"
+STOP = "stop"
+"""A file that is there when somebody wants the run to stop."""
 SECONDS_UNSEEN = 60
 """NFS asks again for the entries of a folder after so long (mount option acdirmax)."""
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 from pathlib import Path
 
 from finetune.activations import EAGER_UP_TO
 from finetune.advice import Request, correction, refusal
 from finetune.calibration import Finished, History
-from finetune.cli import UserError, offline, say
+from finetune.cli import UserError, say
 from finetune.config import Lora
-from finetune.devices import Device
+from finetune.devices import GB, Device
 from finetune.host import disk_space, host_memory
 from finetune.memory import Job, predicted, training_memory
 from finetune.neighbours import neighbours
 from finetune.shapes import Shapes, shapes_of
+
+GENERATED = 1.1
+"""Times the weights that evaluation loads: the cache and logits of a small batch. Those of a larger
+one shrink with `evaluation.batch_size`, and the weights do not."""
 
 
 def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
@@ -77,6 +82,27 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
     return job
 
 
+def check_evaluation(settings: dict, shapes: Shapes, device: Device) -> None:
+    """A model is evaluated whole and in 16 bit, however it was trained. Raises UserError, with
+    what to set, where `evaluation.gpus` do not hold it."""
+    gpus, needed = settings.get("evaluation", {}).get("gpus", 1), shapes.parameters * 2 * GENERATED
+    if device.cpu or needed <= gpus * device.available:
+        return
+    text = (
+        "the trained model could not be evaluated: 16-bit weights, and a tenth for what is "
+        f"generated, take {needed / GB:.1f} GB, and `evaluation: {{gpus: {gpus}}}` gives it {gpus} "
+        f"x {device.available / GB:.1f} GB ({device.name}). "
+    )
+    if settings["allow_oversubscription"]:
+        say(f"plan_run: WARNING: {text}It is started all the same: allow_oversubscription.")
+        return
+    raise UserError(
+        f"{text}Set `evaluation: {{gpus: {ceil(needed / device.available)}}}` under the dataset. "
+        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
+        "Snakemake `--until merge`."
+    )
+
+
 def memory_section(request: Request, job: Job) -> dict:
     """`memory` of plan.json, in bytes: of one process by part; of one node by rule. As predicted,
     and beside it what `calibration` makes of it, null where no earlier run is of the kind."""
@@ -101,6 +127,8 @@ def shapes_in(
     source: str | Path, trust_remote_code: bool, labels: list[str] | None = None
 ) -> Shapes:
     """Shapes of a folder, a config.json or a hub id. No weight is read or fetched."""
+    from huggingface_hub import is_offline_mode
+
     from finetune import architecture
 
     try:
@@ -112,7 +140,9 @@ def shapes_in(
         if isinstance(error, ValueError) or Path(source).exists():
             why = str(error).splitlines()[0]  # then all the classes that transformers has
             raise UserError(f"{source} cannot be planned with: {why}") from error
-        away = "HF_HUB_OFFLINE is set" if offline() else "the hub did not give its config.json"
+        away = (
+            "HF_HUB_OFFLINE is set" if is_offline_mode() else "the hub did not give its config.json"
+        )
         raise UserError(
             f"{source}: no such folder or file here, and {away}. Give a folder, a config.json, or "
             "the id of a hub model (of a gated one after `hf auth login`)."

@@ -5,7 +5,8 @@
                  libraries and mapped weights as well, in each process that maps them, though they
                  exist once and leave when memory is short.
 `host_resident`  The kernel's own maximum of resident memory (VmHWM), those files included.
-`host_node`      `host` of all ranks of a node, the launcher and the agent: what `mem_mb` must hold.
+`host_node`      `host` of all ranks of a node, the agent, and where there is one node the launcher:
+                 what `mem_mb` must hold.
 `gpu_allocated`  The most that PyTorch's caching allocator gave out,
 `gpu_reserved`   and took from the device.
 `gpu`            The latter, and what the device held beside it: CUDA context, NCCL, workspaces.
@@ -23,7 +24,7 @@ from pathlib import Path
 import psutil
 
 from finetune.files import read_json, write_json
-from finetune.processes import PARENT
+from finetune.processes import PARENT, several_nodes
 
 SECONDS_BETWEEN_LOOKS = 0.5
 GROWN = 1.01
@@ -68,20 +69,22 @@ class PeakMemory:
 
     def look(self) -> dict[str, int]:
         """The maxima so far, this moment included."""
-        now = {"node": self.node} | host_memory(os.getpid()) | gpu_memory(self.device)
+        now = {"node": self.node} | process_memory(os.getpid()) | gpu_memory(self.device)
         if self.above:
-            now["host_above"] = sum(host_memory(pid)["host"] for pid in self.above)
+            now["host_above"] = sum(process_memory(pid)["host"] for pid in self.above)
         with self.lock:
             self.peak = highest([self.peak, now])
             return self.peak
 
 
 def launchers() -> list[int]:
-    """The agent and the launcher, where this process has them."""
-    return [p.pid for p in psutil.Process().parents()[:2]] if PARENT in os.environ else []
+    """The agent and the launcher, where this process has them. On several nodes srun stands between
+    the two: an agent's parent is SLURM's, and the launcher is beside one of them."""
+    above = psutil.Process().parents()[: 1 if several_nodes() else 2]
+    return [process.pid for process in above] if PARENT in os.environ else []
 
 
-def host_memory(pid: int) -> dict[str, int]:
+def process_memory(pid: int) -> dict[str, int]:
     with open(f"/proc/{pid}/status", encoding="utf-8") as file:
         lines = dict(line.split(":", 1) for line in file)
     anonymous, shared, most = (

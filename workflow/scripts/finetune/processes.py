@@ -39,6 +39,11 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def several_nodes() -> bool:
+    """In a rank: whether torchrun has agents on several."""
+    return os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
+
+
 def answer_signals(stop: Callable[[], None]) -> None:
     """In a rank, before libraries start threads: `stop` is called for each stop signal."""
     block_stops()

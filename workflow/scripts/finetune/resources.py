@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from finetune.host import SCORED_TOKENS, evaluating, scoring
+from finetune.host import evaluating
 
 MARGIN = 1.1
 """Above what is predicted, in memory and on disk."""
@@ -44,10 +44,8 @@ def host_bytes(memory: dict, stage: str) -> int | None:
 
 
 def baseline_mem_mb(model: dict, attempt: int) -> int:
-    """To evaluate a base model, which has no plan, from its model.json."""
-    scores = scoring(SCORED_TOKENS, model["vocab_size"])
-    needed = evaluating(model["parameters"], scores, cpu=False)
-    return grown(needed * MARGIN / 1e6 + BESIDE, attempt)
+    """To evaluate a base model, which has no plan, on a GPU, from its model.json."""
+    return grown(evaluating(model["parameters"]) * MARGIN / 1e6 + BESIDE, attempt)
 
 
 def disk_mb(plan: dict, stage: str) -> int:

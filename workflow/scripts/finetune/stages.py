@@ -17,8 +17,10 @@ METHOD_SECTIONS = {
 PLAN_ONLY = (
     *("gpus", "nodes", "gpu_memory_gb", "gpu_model", "allow_oversubscription", "batch"),
     *("gradient_checkpointing", "compile", "checks", "checkpoint_minutes", "timeout_minutes"),
+    "evaluation",
 )
-"""Keys of a plan that can change and leave the trained model the same. `batch.global` does not."""
+"""Keys that change how a run is trained or checked, and not what comes out: when they change, a
+finished run keeps its plan. All but `batch.global`, by which it is trained again."""
 
 
 def fetch_settings(model: Model) -> dict:
@@ -56,12 +58,15 @@ def run_settings(run: Run, exclude: dict) -> dict:
 def plan_settings(run: Run, dataset: Dataset, model: Model) -> dict:
     unused = ("schedule", "log_every", "validate_every", "seed")
     settings = run_settings(run, dict.fromkeys(unused, True))
-    return settings | check_settings(dataset) | code_settings(model)
+    settings |= check_settings(dataset) | code_settings(model)
+    if dataset.evaluation.gpus > 1:  # with 1, as before there was the key: no plan is made again
+        settings["evaluation"] = dataset.evaluation.model_dump(include={"gpus"})
+    return settings
 
 
 def train_settings(run: Run, model: Model) -> dict:
     """Without what plan.json settles: it splits the batch, the result is the same."""
-    where = dict.fromkeys({*PLAN_ONLY} - {"batch", "checks"}, True)
+    where = dict.fromkeys({*PLAN_ONLY} - {"batch", "checks", "evaluation"}, True)
     settings = run_settings(run, where | {"batch": {"micro"}})
     return settings | code_settings(model)
 
@@ -79,7 +84,8 @@ def merge_settings(run: Run, model: Model) -> dict:
 
 
 def evaluate_settings(dataset: Dataset, model: Model) -> dict:
-    settings = dataset.evaluation.model_dump() | dataset.model_dump(include={"system_prompt"})
+    settings = dataset.evaluation.model_dump(exclude={"gpus"})
+    settings |= dataset.model_dump(include={"system_prompt"})
     return settings | template_settings(model)
 
 

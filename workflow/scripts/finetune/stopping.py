@@ -14,9 +14,7 @@ import torch
 from transformers import TrainerCallback
 
 from finetune.deadline import Deadline
-
-STOP = "stop"
-"""A file in the folder of checkpoints: somebody wants this run to stop."""
+from finetune.outcome import STOP
 
 
 class Stopper(TrainerCallback):

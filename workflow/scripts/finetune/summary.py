@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
-GB = 1e9
+from finetune.devices import GB
+
 TEST = "Test split"
 TRAINING = "Training"
 MEMORY = "Training, GB at most"

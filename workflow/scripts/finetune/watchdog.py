@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 
 from finetune.faults import Place
 from finetune.outcome import claim, read_outcome
-from finetune.processes import PARENT, STACKS
+from finetune.processes import PARENT, STACKS, several_nodes
 
 SECONDS_TO_PRINT = 0.5
 SECONDS_FOR_OTHER_NODES = 5
@@ -53,10 +53,6 @@ class Watchdog(TrainerCallback):
         elif several_nodes():
             time.sleep(SECONDS_FOR_OTHER_NODES)
         os._exit(1)
-
-
-def several_nodes() -> bool:
-    return os.environ.get("GROUP_WORLD_SIZE", "1") != "1"
 
 
 def speaks_for(node: str | None, folder: Path) -> bool:
