@@ -32,7 +32,7 @@ def test_trainable_counts(finished: Path) -> None:
     model = read(finished / "results/models/tiny/model.json")
     adapter = sum(
         4 * (layer["in_features"] + layer["out_features"]) * layer["count"]
-        for layer in model["linear_layers"]
+        for layer in model["shapes"]["linear"]
     )
     assert (qlora["trainable_parameters"], qlora["sharded"]) == (adapter, False)
     assert (full["trainable_parameters"], full["sharded"]) == (model["parameters"], True)

@@ -66,7 +66,8 @@ def make_greedy(model: PreTrainedModel) -> None:
 
 def context(model: PreTrainedModel) -> int:
     """Positions that the model has. Beyond them GPT-2 and its like cannot go."""
-    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    config = model.config.get_text_config()
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
 
 def stop_ids(model: PreTrainedModel) -> set[int]:

@@ -82,7 +82,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str
 
 
 def set_length(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> str | None:
-    context = getattr(config, "max_position_embeddings", None)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if tokenizer.model_max_length < UNSET_LENGTH or context is None:
         return None
     tokenizer.model_max_length = context
