@@ -14,6 +14,13 @@ GROUPED = 50
 More would save little padding, and make the rows of a step ever more alike."""
 
 
+def by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Indices of all rows in batches of up to `size`. The longest come first: memory that does
+    not suffice fails at once."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    yield from (order[start : start + size] for start in range(0, len(order), size))
+
+
 class LengthGroups(Sampler[int], TrainerCallback):
     """Every epoch another permutation, cut to whole global batches.
 
