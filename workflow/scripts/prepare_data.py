@@ -104,7 +104,8 @@ class Preparation:
             self.take(under_way.popleft(), done)
         if self.missing:
             raise UserError(
-                f"`columns` names {', '.join(sorted(self.missing))}, and no row has such a column"
+                f"`columns` names {', '.join(sorted(self.missing))}, and no row that was read has "
+                "such a column"
             )
 
     def tasks(self, places: list[Place], under_way: deque[Place]) -> Iterator[tuple[Block, Recipe]]:
@@ -127,7 +128,6 @@ class Preparation:
     ) -> Recipe:
         """How to read a place. Where a source brings a split, no other row goes there."""
         settings, found = self.settings, self.settings["format"] or "messages"
-        self.missing -= {column for row in rows for column in row}
         if rows:
             name = looked_at[0].place
             found = find_format(rows, name, settings["columns"], settings["format"])
@@ -148,6 +148,7 @@ class Preparation:
         not even looked at, however large blocks are."""
         if (room := self.room(place)) == 0:
             return
+        self.missing &= done.missing
         usable = int(min(len(done.contents), room))
         end = done.lines[usable - 1] if usable == room else float("inf")
         for reject in (reject for reject in done.rejects if reject.line < end):
