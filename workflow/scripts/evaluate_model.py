@@ -189,10 +189,10 @@ def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list[d
 
 
 def judge(lines: list[dict], names: list[str]) -> dict[str, float]:
-    """The dataset's metrics on generated text."""
+    """The dataset's metrics on generated text, thoughts left out."""
     pairs = {
         "predictions": [without_thought(line["prediction"]) for line in lines],
-        "references": [line["reference"] for line in lines],
+        "references": [without_thought(line["reference"]) for line in lines],
     }
     results: dict[str, float] = {}
     for name in names:
@@ -201,7 +201,7 @@ def judge(lines: list[dict], names: list[str]) -> dict[str, float]:
 
 
 def without_thought(text: str) -> str:
-    """What a model says after it has thought."""
+    """What is said after a thought."""
     return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
 
 
