@@ -1,5 +1,6 @@
 """Rule merge: the folder that is served holds what was trained, and says what it is."""
 
+import itertools
 import json
 import math
 import stat
@@ -217,6 +218,29 @@ def test_a_spoiled_merge_is_refused_and_leaves_nothing(base, tokens, tmp_path, m
     with pytest.raises(UserError, match=r"on held-out rows the merged model's loss is"):
         run_merge(monkeypatch, tmp_path, LORA, tmp_path / "trained", base, tokens)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.json", "trained"]
+
+
+@pytest.mark.parametrize(
+    ("bad", "base_taken"), [({3}, "dequantized"), ({5}, "original"), ({3, 5}, None)]
+)
+def test_a_base_whose_loss_is_no_number_is_not_taken(
+    bad, base_taken, base, tokens, tmp_path, monkeypatch
+):
+    """The third measurement is that of the first merged base, the fifth that of the second."""
+    adapt(base, tmp_path / "trained", QLORA["quantization"])
+    measured, calls = merge.measure, itertools.count(1)
+
+    def measure(*args):
+        loss, logits = measured(*args)
+        return (math.nan if next(calls) in bad else loss), logits
+
+    monkeypatch.setattr(merge, "measure", measure)
+    args = (monkeypatch, tmp_path, QLORA, tmp_path / "trained", base, tokens)
+    if base_taken is None:
+        with pytest.raises(UserError, match="the merged model's loss is nan"):
+            run_merge(*args)
+    else:
+        assert run_merge(*args)[1]["base"] == base_taken
 
 
 def drift(**changes):

@@ -8,6 +8,7 @@ compared, on held-out rows, with the model as it was trained. Writes `model/` an
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -93,7 +94,7 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
     batch = held_out(args.tokens, load_tokenizer(args.base, trust), args.labels)
     trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
     record: dict = {"loss_trained": measure(trained, batch)[0], "loss_merged": {}}
-    best = None
+    best, least = None, math.inf
     for base in bases(args.settings):
         model = PeftModel.from_pretrained(load_base(args, base), args.trained)
         _, before = measure(model, batch)
@@ -101,14 +102,16 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
         if not same_shapes(merged, shapes):
             continue
         loss, after = measure(merged, batch)
-        if best is None or loss < min(record["loss_merged"].values()):
-            best, record["base"] = merged, base
+        if best is None or loss < least:  # never true of a NaN
+            best, least, record["base"] = merged, min(least, loss), base
             record["max_logit"] = before.abs().max().item()
             record["max_logit_difference"] = (after - before).abs().max().item()
         record["loss_merged"][base] = loss
     if best is None:
         raise UserError("this model's layers change shape when dequantized; set merge.base: best.")
     check_drift(record, args.settings["merge"]["tolerance"])
+    losses = record["loss_merged"].items()
+    record["loss_merged"] = {base: x if math.isfinite(x) else None for base, x in losses}
     best.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
