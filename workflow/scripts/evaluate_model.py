@@ -90,14 +90,14 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     import torch
 
     from finetune.collator import RowCollator
+    from finetune.sampling import by_length
     from finetune.scores import scores_in_pieces
 
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
-    collate, size = RowCollator(tokenizer), settings["batch_size"]
-    order = sorted(range(len(tokens)), key=tokens["length"].__getitem__)
-    for start in range(0, len(order), size):
-        batch = collate([tokens[i] for i in order[start : start + size]]).to(model.device)
+    collate = RowCollator(tokenizer)
+    for chosen in by_length(tokens["length"][:], settings["batch_size"]):
+        batch = collate([tokens[i] for i in chosen]).to(model.device)
         with torch.inference_mode():
             nll, count, correct = scores_in_pieces(model, batch).double().T.tolist()
         metric.add_batch(nll=nll, tokens=count, correct=correct)

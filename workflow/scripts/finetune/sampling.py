@@ -1,4 +1,4 @@
-"""Which rows make a step, and in which order they come, so that little is padding."""
+"""Which rows make a batch, and in which order they come, so that little is padding."""
 
 from __future__ import annotations
 
