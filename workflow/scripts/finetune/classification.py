@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from datasets import Dataset
 from transformers import BatchEncoding, DataCollatorWithPadding
 
+from finetune.collator import BATCHED
 from finetune.sampling import by_length
 from finetune.trainer import FinetuneTrainer
-
-BATCHED = ("input_ids", "labels", "row")
 
 
 class LabelCollator(DataCollatorWithPadding):

@@ -121,9 +121,8 @@ def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:
     A rendered conversation is tokenized without special tokens, here and by every server, so
     a template that leaves BOS out would train and serve a model without it.
     """
-    bos, template = tokenizer.bos_token, tokenizer.chat_template
-    adds_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
-    if not adds_bos or template is None:
+    template = tokenizer.chat_template
+    if not adds_bos(tokenizer) or template is None:
         return None
     named = template if isinstance(template, dict) else {"default": template}
     mended = {
@@ -134,6 +133,12 @@ def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:
         return None
     tokenizer.chat_template = mended if template is named else mended["default"]
     return "the chat template left out BOS; added"
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether plain text gets a BOS."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
 
 
 def writes_bos(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:
