@@ -54,7 +54,7 @@ def repair(
     if causal and tokenizer.eos_token is None:
         raise UserError("the tokenizer has no EOS token, so a trained model could never stop.")
     if not tokenizer.is_fast:
-        raise UserError("the tokenizer has no fast version, which gives the offsets masks need.")
+        raise UserError("the tokenizer has no fast (Rust) version, which tokenizes the rows here.")
     notes = [
         set_pad_token(tokenizer, pad_token),
         set_length(tokenizer, config),
