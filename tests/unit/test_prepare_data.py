@@ -576,7 +576,7 @@ def test_rows_are_written_in_groups_and_in_order(prepare, monkeypatch) -> None:
 # whatever the files are like
 
 WORDS = st.text(st.sampled_from('ab, "\n\té\u2028😀'), min_size=1, max_size=6).filter(str.strip)
-MANY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 def as_written(prompt: str, completion: str, format: str) -> dict:
