@@ -353,12 +353,12 @@ def test_held_out_rows_are_validation_rows_if_there_are_any(base, tmp_path, toke
     rows = open_tokens(tokens / "train").remove_columns("row")
     rows.save_to_disk(tmp_path / "train")
     rows.select([2]).save_to_disk(tmp_path / "validation")
-    assert merge.held_out(tmp_path, tokenizer)["input_ids"].tolist() == [rows[2]["input_ids"]]
+    assert merge.held_out(tmp_path, tokenizer, None)["input_ids"].tolist() == [rows[2]["input_ids"]]
     rows.select([]).save_to_disk(tmp_path / "empty", num_shards=1)
     Path(tmp_path / "validation").rename(tmp_path / "old")
     Path(tmp_path / "empty").rename(tmp_path / "validation")
     tokenizer.padding_side = "left"  # as generation leaves it
-    batch = merge.held_out(tmp_path, tokenizer)
+    batch = merge.held_out(tmp_path, tokenizer, None)
     assert batch["row"].tolist() == [0, 1, 2]
     assert batch["attention_mask"][:, 0].tolist() == [1, 1, 1]
 
