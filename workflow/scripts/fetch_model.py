@@ -83,13 +83,14 @@ def check_weights(folder: Path, trust_remote_code: bool) -> None:
 
     Tensors that the architecture does not know are left alone: old files carry some.
     """
-    from finetune.weights import differences, expected_shapes, saved_shapes
+    from finetune.weights import differences, expected_shapes, found_shapes
 
     if not any(folder.glob("*.safetensors")):
         return
     model_config(folder, trust_remote_code)  # its refusal comes first
     expected, tied = expected_shapes(folder, trust_remote_code)
-    found = {name: shape for name, shape in saved_shapes(folder).items() if name in expected}
+    found = found_shapes(folder, expected)
+    found = {name: shape for name, shape in found.items() if name in expected}
     if faults := list(differences(found, expected, tied)):
         raise UserError(
             f"the weights are not whole: {'; '.join(faults[:3])} ({len(faults)} faults in all). "
