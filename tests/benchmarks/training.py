@@ -97,10 +97,10 @@ def operations(folder: Path, run: str) -> float:
     """Floating-point operations a token, forward and backward."""
     from finetune.tokens import open_tokens
 
-    model = read_json(places(folder, run)["model"].parent / "model.json")
+    shapes = read_json(places(folder, run)["model"].parent / "model.json")["shapes"]
     lengths = open_tokens(places(folder, run)["tokens"] / "train")["length"][:]
-    attention = 12 * model["layers"] * model["hidden_size"] * statistics.mean(lengths)
-    whole = 6 * model["parameters"] + attention
+    attention = 12 * shapes["layers"] * shapes["hidden"] * statistics.mean(lengths)
+    whole = 6 * shapes["parameters"] + attention
     return whole if RUNS[run]["method"] == "full" else whole * 2 / 3
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from project import ROWS
+
 RUNS = ("tiny-qlora", "tiny-full")
 
 
@@ -32,7 +34,7 @@ def test_trainable_counts(finished: Path) -> None:
     model = read(finished / "results/models/tiny/model.json")
     adapter = sum(
         4 * (layer["in_features"] + layer["out_features"]) * layer["count"]
-        for layer in model["linear_layers"]
+        for layer in model["shapes"]["linear"]
     )
     assert (qlora["trainable_parameters"], qlora["sharded"]) == (adapter, False)
     assert (full["trainable_parameters"], full["sharded"]) == (model["parameters"], True)
@@ -89,6 +91,12 @@ def test_evaluation_has_every_metric_and_every_row(finished: Path) -> None:
     stats = read(finished / "results/data/lights/stats.json")
     assert len(rows) == metrics["rows"] == stats["rows"]["test"] > 0
     assert all(row["prompt"].endswith("<|im_start|>assistant\n") for row in rows)
+    assert metrics["prompts_too_long"] == 0
+    equal = [row["prediction"].strip() == row["reference"].strip() for row in rows]
+    assert metrics["exact_match"] == sum(equal) / len(rows)
+    turn = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+    pairs = {turn.format(**row): row["completion"] for row in ROWS}
+    assert all(pairs[row["prompt"]] == row["reference"] for row in rows)
 
 
 def test_report_compares_all(finished: Path) -> None:

@@ -127,7 +127,7 @@ def test_adapters_and_the_head_are_what_is_trained(trained, bases: Path) -> None
     head = 64 * 3 + 3 * (kind == "bert")
     adapter = sum(
         8 * (layer["in_features"] + layer["out_features"]) * layer["count"]
-        for layer in model["linear_layers"]
+        for layer in model["shapes"]["linear"]
     )
     expected = model["parameters"] if method == "full" else adapter
     placement = read(folder / "train.json")["placement"]

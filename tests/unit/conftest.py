@@ -1,4 +1,4 @@
-"""The rule prepare_data, run on small files."""
+"""No test is timed; and the rule prepare_data, run on small files."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pyarrow.parquet as pq
 import pytest
 
@@ -14,6 +15,9 @@ import prepare_data
 from finetune.config import Dataset
 from finetune.splits import SPLITS
 from finetune.stages import prepare_settings
+
+hypothesis.settings.register_profile("patient", deadline=None)  # a busy machine is no fault
+hypothesis.settings.load_profile("patient")
 
 NO_SHARES = {"validation": 0, "test": 0}
 HELD_OUT = {"prompt": "held out", "completion": "x"}

@@ -134,7 +134,7 @@ def test_names_that_are_also_keys_get_the_keys_of_their_own_section(name, tmp_pa
 METHODS = "'qlora', 'lora' or 'full'"
 LAUNCHES = "'ddp', 'zero1', 'zero2', 'zero3' or 'zero3-offload'"
 NOT_A_NUMBER = "is true/false, but a number belongs here (found True)"
-NAME_RULE = "names may hold letters, digits, '.', '_' and '-' only"
+NAME_RULE = "names may hold letters, digits, '.', '_' and '-' only, and not start with '.' or '-'"
 INTEGER = "should be a valid integer"
 SECTION = "should hold keys of its own"
 
@@ -308,6 +308,7 @@ def test_the_same_in_defaults_is_said_once_and_at_defaults(name, tmp_path) -> No
             [f"2: models.org/small: {NAME_RULE} (found 'org/small')"],
         ),
         ({4: "  .news: {source: x}"}, [f"4: datasets..news: {NAME_RULE} (found '.news')"]),
+        ({9: "  -x: {}"}, [f"9: runs.-x: {NAME_RULE} (found '-x')"]),
         ({9: "  a b: {}"}, [f"9: runs.a b: {NAME_RULE} (found 'a b')"]),
         ({9: "  '': {}"}, [f"9: runs.: {NAME_RULE} (found '')"]),
         ({9: "  7: {}"}, ["9: runs.7: should be a valid string (found 7)"]),

@@ -16,7 +16,7 @@ from classifiers import make_tiny_bert
 from finetune.cli import UserError
 from finetune.outlook import shapes_in
 from finetune.shapes import recorded
-from project import make_tiny_model
+from project import make_tiny_model, tiny_tokenizer
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
 SETTINGS = {
@@ -61,14 +61,12 @@ def test_counts_are_exact(
     record = fetch(tiny_model, tmp_path, monkeypatch)
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     assert record["parameters"] == sum(p.numel() for p in model.parameters())
-    assert record["tied_embeddings"] is True
-    names = {layer["name"]: layer["count"] for layer in record["linear_layers"]}
+    names = {layer["name"]: layer["count"] for layer in record["shapes"]["linear"]}
     assert names == dict.fromkeys(
         ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"), 2
     )
-    assert {"name": "k_proj", "in_features": 64, "out_features": 32, "count": 2} in record[
-        "linear_layers"
-    ]
+    k_proj = {"name": "k_proj", "in_features": 64, "out_features": 32, "count": 2}
+    assert k_proj in record["shapes"]["linear"]
 
 
 def test_the_record_holds_what_plans_are_made_from(
@@ -96,15 +94,13 @@ def test_gpt2_linear_layers_are_not_transposed(
 ) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    from project import tiny_tokenizer
-
     tokenizer = tiny_tokenizer()
     source = tmp_path / "gpt2"
     GPT2LMHeadModel(
         GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=2, n_positions=64)
     ).save_pretrained(source)
     tokenizer.save_pretrained(source)
-    layers = fetch(source, tmp_path / "out", monkeypatch)["linear_layers"]
+    layers = fetch(source, tmp_path / "out", monkeypatch)["shapes"]["linear"]
     assert {"name": "c_attn", "in_features": 32, "out_features": 96, "count": 1} in layers
 
 
@@ -121,7 +117,6 @@ def test_a_pad_token_that_is_eos_is_repaired_everywhere(
     tokenizer.save_pretrained(source)
     record = fetch(source, tmp_path / "out", monkeypatch)
     folder = tmp_path / "out" / "pretrained"
-    assert record["tokens"]["pad"] == "<|endoftext|>"
     assert record["repairs"] == [
         "pad token '<|im_end|>' -> '<|endoftext|>' (EOS is '<|im_end|>')",
         "model_max_length unset -> 256",
@@ -197,15 +192,13 @@ def test_an_encoder_is_described_exactly(
     assert record["parameters"] == sum(
         p.numel() for p in BertModel.from_pretrained(bert).parameters()
     )
-    sizes = [tuple(layer.values()) for layer in record["linear_layers"]]
+    sizes = [tuple(layer.values()) for layer in record["shapes"]["linear"]]
     assert sizes == [
         *((name, 64, 64, 2) for name in ("query", "key", "value")),
         ("dense", 64, 64, 3),  # behind attention in each layer, and the pooler
         ("dense", 64, 128, 2),
         ("dense", 128, 64, 2),
     ]
-    assert record["tokens"] == {"bos": None, "eos": None, "pad": "[PAD]"}
-    assert record["chat_template"] is False
     assert record["repairs"] == ["model_max_length unset -> 64"]
     assert not (tmp_path / "out" / "pretrained" / "generation_config.json").exists()
 
@@ -248,3 +241,42 @@ def test_a_model_that_names_no_class_is_taken_for_a_causal_one(
     (source / "config.json").write_text(json.dumps(config))
     record = fetch(source, tmp_path / "out", monkeypatch)
     assert (record["architecture"], record["causal"]) == ("LlamaForCausalLM", True)
+
+
+def save_untrained(config, folder: Path) -> Path:
+    """Random weights of the class that transformers picks, and a tokenizer."""
+    from transformers import AutoModelForCausalLM
+
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_of_text_and_images_is_described_by_its_text_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import Gemma3Config
+
+    text = {"vocab_size": 400, "hidden_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+    text |= {"intermediate_size": 128, "num_attention_heads": 4, "max_position_embeddings": 96}
+    images = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    images |= {"num_hidden_layers": 1, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=images)
+    assert not hasattr(config, "vocab_size")
+    record = fetch(save_untrained(config, tmp_path / "gemma"), tmp_path / "out", monkeypatch)
+    assert record["architecture"] == "Gemma3ForConditionalGeneration"
+    assert (record["vocab_size"], record["context"], record["causal"]) == (400, 96, True)
+    assert (record["shapes"]["layers"], record["shapes"]["context"]) == (2, 96)
+    assert "model_max_length unset -> 96" in record["repairs"]
+
+
+def test_a_model_without_attention_is_described_without_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import MambaConfig
+
+    config = MambaConfig(vocab_size=400, hidden_size=64, num_hidden_layers=2)
+    assert not hasattr(config, "num_attention_heads")
+    record = fetch(save_untrained(config, tmp_path / "mamba"), tmp_path / "out", monkeypatch)
+    assert (record["architecture"], record["vocab_size"]) == ("MambaForCausalLM", 400)
+    assert (record["context"], record["shapes"]) == (None, None)

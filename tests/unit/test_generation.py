@@ -112,9 +112,24 @@ def test_a_penalty_or_beams_of_the_model_change_no_answer(model, tokenizer):
 
 
 def test_an_answer_ends_where_the_context_does(model, tokenizer):
-    """256 positions: GPT-2 and its like fail beyond the last one."""
-    long = "turn on " * 60
-    used = len(tokenizer(long)["input_ids"])
-    given = answer(model, tokenizer, [long], max_new_tokens=300, batch_size=1)[0]
-    assert 200 < used < 256
-    assert 0 < given.tokens <= 256 - used
+    """256 positions: GPT-2 and its like fail beyond the last one. The room of one prompt is not
+    that of the others in its batch."""
+    prompts = ["turn on " * 60, "what", "turn on " * 62]
+    room = [256 - len(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    assert room == [17, 255, 9]
+    given = answer(model, tokenizer, prompts, max_new_tokens=20, batch_size=3)
+    assert [(a.tokens, a.stopped) for a in given] == [(17, False), (20, False), (9, False)]
+    assert given == [
+        answer(model, tokenizer, [prompt], max_new_tokens=20, batch_size=1)[0] for prompt in prompts
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "room", "tokens"), [("", 1, 1), ("ayes", 0, None), ("ayesyes", -1, None)]
+)
+def test_a_prompt_that_fills_the_context_gets_no_answer(model, tokenizer, end, room, tokens):
+    prompts = ["what", "turn on " * 64 + end]
+    assert 256 - len(tokenizer(prompts[1])["input_ids"]) == room
+    given = answer(model, tokenizer, prompts, max_new_tokens=20, batch_size=2)
+    assert given[0].tokens == 20
+    assert (given[1].tokens if given[1] else None) == tokens

@@ -155,7 +155,7 @@ def test_a_histogram_has_bins_of_whole_tokens():
     assert wide["counts"] == [2, 1, *[0] * 17, 1]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@settings(max_examples=100, derandomize=True, database=None)
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40))
 def test_a_histogram_counts_each_length_once(lengths):
     found = spread(np.array(lengths))

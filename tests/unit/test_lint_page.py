@@ -104,7 +104,7 @@ CELLS = {
     "EOS tokens": ["26,000", "2,000", "2,000"],
     "empty thoughts (turns)": ["77", "0", "0"],
     "packing": ["not asked for"],
-    "padding, unpacked": ["41.0%"],
+    "padding, rows in random order": ["41.0%"],
 }
 
 
@@ -120,7 +120,7 @@ def test_every_number_stands_at_its_place():
             {"asked": True, "used": True, "efficiency": 0.97},
             {
                 "packing": ["used"],
-                "padding, unpacked": ["41.0%"],
+                "padding, rows in random order": ["41.0%"],
                 "padding, packed": ["3.0%"],
                 "packing efficiency": ["97.0%"],
             },
@@ -129,7 +129,7 @@ def test_every_number_stands_at_its_place():
             {"asked": True, "used": False, "why_not": f"sdpa {EVIL}"},
             {
                 "packing": [f"asked for, but not used: sdpa {EVIL}"],
-                "padding, unpacked": ["41.0%"],
+                "padding, rows in random order": ["41.0%"],
             },
         ),
     ],
@@ -137,7 +137,7 @@ def test_every_number_stands_at_its_place():
 )
 def test_packing_says_what_it_saved_or_why_it_was_not_used(packing, cells):
     shown = table(lint(FULL, packing=packing))
-    names = {"packing", "padding, unpacked", "padding, packed", "packing efficiency"}
+    names = {"packing", "padding, rows in random order", "padding, packed", "packing efficiency"}
     assert {name: shown[name] for name in shown if name in names} == cells
 
 

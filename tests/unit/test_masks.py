@@ -14,7 +14,7 @@ from finetune.encoding import IGNORED, TextEncoder, tokenize, truncated
 from finetune.spans import render_conversations
 from kinds import KINDS, kind
 
-few = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+few = settings(max_examples=60, derandomize=True, database=None)
 more = settings(few, max_examples=200)
 
 EMPTY = "<think>\n\n</think>\n\n"

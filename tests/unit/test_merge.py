@@ -1,5 +1,6 @@
 """Rule merge: the folder that is served holds what was trained, and says what it is."""
 
+import itertools
 import json
 import math
 import stat
@@ -219,6 +220,29 @@ def test_a_spoiled_merge_is_refused_and_leaves_nothing(base, tokens, tmp_path, m
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.json", "trained"]
 
 
+@pytest.mark.parametrize(
+    ("bad", "base_taken"), [({3}, "dequantized"), ({5}, "original"), ({3, 5}, None)]
+)
+def test_a_base_whose_loss_is_no_number_is_not_taken(
+    bad, base_taken, base, tokens, tmp_path, monkeypatch
+):
+    """The third measurement is that of the first merged base, the fifth that of the second."""
+    adapt(base, tmp_path / "trained", QLORA["quantization"])
+    measured, calls = merge.measure, itertools.count(1)
+
+    def measure(*args):
+        loss, logits = measured(*args)
+        return (math.nan if next(calls) in bad else loss), logits
+
+    monkeypatch.setattr(merge, "measure", measure)
+    args = (monkeypatch, tmp_path, QLORA, tmp_path / "trained", base, tokens)
+    if base_taken is None:
+        with pytest.raises(UserError, match="the merged model's loss is nan"):
+            run_merge(*args)
+    else:
+        assert run_merge(*args)[1]["base"] == base_taken
+
+
 def drift(**changes):
     record = {"loss_trained": 2.0, "loss_merged": {"original": 2.0}, "base": "original"}
     return record | {"max_logit": 20.0, "max_logit_difference": 0.1} | changes
@@ -329,12 +353,12 @@ def test_held_out_rows_are_validation_rows_if_there_are_any(base, tmp_path, toke
     rows = open_tokens(tokens / "train").remove_columns("row")
     rows.save_to_disk(tmp_path / "train")
     rows.select([2]).save_to_disk(tmp_path / "validation")
-    assert merge.held_out(tmp_path, tokenizer)["input_ids"].tolist() == [rows[2]["input_ids"]]
+    assert merge.held_out(tmp_path, tokenizer, None)["input_ids"].tolist() == [rows[2]["input_ids"]]
     rows.select([]).save_to_disk(tmp_path / "empty", num_shards=1)
     Path(tmp_path / "validation").rename(tmp_path / "old")
     Path(tmp_path / "empty").rename(tmp_path / "validation")
     tokenizer.padding_side = "left"  # as generation leaves it
-    batch = merge.held_out(tmp_path, tokenizer)
+    batch = merge.held_out(tmp_path, tokenizer, None)
     assert batch["row"].tolist() == [0, 1, 2]
     assert batch["attention_mask"][:, 0].tolist() == [1, 1, 1]
 

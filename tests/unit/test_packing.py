@@ -136,10 +136,9 @@ def test_no_rows_make_no_packs():
 
 
 def test_padding_share_is_that_of_padded_batches():
-    lengths = np.array([4, 4, 4, 4])
-    assert padding_share(lengths, size=2) == 0
-    assert padding_share(np.array([1, 3]), size=2) == pytest.approx(1 - 4 / 6)
-    assert padding_share(np.array([5, 5, 5]), size=2) == 0  # a last batch of one
+    assert padding_share(np.array([4] * 16)) == 0
+    assert padding_share(np.array([1] * 7 + [3])) == pytest.approx(1 - 10 / 24)
+    assert padding_share(np.array([5] * 9)) == 0  # a last batch of one
     spread = np.random.default_rng(0).integers(20, 2001, 10_000)
     assert 0.4 < padding_share(spread) < 0.5
     assert padding_share(spread) == padding_share(spread)

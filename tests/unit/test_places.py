@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from datasets import ClassLabel, DatasetDict, Features, List, Value
 from datasets import Dataset as Rows
 from datasets.exceptions import DatasetNotFoundError
+from datasets.packaged_modules.generator.generator import Generator
 
 from finetune import places
 from finetune.cli import UserError
@@ -201,19 +203,23 @@ def test_keys_that_arrow_fills_in_are_gone() -> None:
 # the hub
 
 
+COMMIT = "0123456789" * 4
+
+
 @pytest.fixture
 def hub(monkeypatch):
     """A hub that holds one dataset; the arguments it was asked with."""
     asked = []
 
     def serve(answer: object) -> list:
-        def load_dataset(*args, **keys):
+        def load_dataset_builder(*args, **keys):
             asked.append((args, keys))
             if isinstance(answer, Exception):
                 raise answer
-            return answer
+            steps = {"download_and_prepare": lambda: None, "as_dataset": lambda: answer}
+            return SimpleNamespace(hash=COMMIT, **steps)
 
-        monkeypatch.setattr("datasets.load_dataset", load_dataset)
+        monkeypatch.setattr("datasets.load_dataset_builder", load_dataset_builder)
         return asked
 
     return serve
@@ -229,12 +235,16 @@ def test_hub_dataset(hub) -> None:
     ]
 
 
-def test_commit_of_a_hub_dataset(hub) -> None:
-    rows, commit = texts("a"), "0123456789" * 4
-    rows.info.download_checksums = {f"hf://datasets/org/name@{commit}/a.parquet": {}}
-    hub(DatasetDict({"train": rows}))
+def test_commit_of_a_hub_dataset(tmp_path, monkeypatch) -> None:
+    """The real loader, on the cache that a download from the hub leaves."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    on_the_hub = {"repo_id": "org/name", "dataset_name": "name", "hash": COMMIT}
+    rows = Generator(generator=lambda: iter(texts("a")), config_id="default", **on_the_hub)
+    rows.download_and_prepare()
     source = prepare_settings(Dataset(source="org/name"))["source"]
-    assert [place.commit for place in open_places(source, "line")] == [commit]
+    [place] = open_places(source, "line")
+    assert (place.name, place.commit) == ("org/name", COMMIT)
+    assert [row for block in place.blocks for _, row in block.rows()] == [{"text": "a"}]
 
 
 @pytest.mark.parametrize(

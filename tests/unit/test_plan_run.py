@@ -406,7 +406,7 @@ def plan(tmp_path, monkeypatch):
     """Run the rule's script; what it wrote. The model is LLaMA 7B, of which only a config lies
     there."""
     llama_config("LLaMA 7B").save_pretrained(tmp_path / "pretrained")
-    record = {"causal": True, "architecture": "LlamaForCausalLM", "context": 2048}
+    record = {"context": 2048}
 
     def run(rows: int, longest: int, labels: list[str] | None = None, **keys: object) -> dict:
         (tmp_path / "model.json").write_text(json.dumps(record))
@@ -491,39 +491,30 @@ def test_experts_are_adapted_without_dropout_alone() -> None:
             plan_run.make_plan(settings, shapes, lint(64))
 
 
-CAUSAL, BERT = {"causal": True}, {"causal": False, "architecture": "BertModel"}
-
-
-@pytest.mark.parametrize("model", [CAUSAL, BERT])
-def test_labelled_rows_and_a_classifier_belong_together(model) -> None:
-    plan_run.check_task("sequence-classification", model, lint(labels=["a", "b"]))
-    plan_run.check_task("causal-lm", CAUSAL, lint())
+def test_labelled_rows_and_a_classifier_belong_together() -> None:
+    plan_run.check_task("sequence-classification", lint(labels=["a", "b"]))
+    plan_run.check_task("causal-lm", lint())
 
 
 @pytest.mark.parametrize(
-    ("task", "model", "lint", "text"),
+    ("task", "lint", "text"),
     [
         (
-            *("causal-lm", CAUSAL, lint(labels=["a", "b"])),
+            *("causal-lm", lint(labels=["a", "b"])),
             "this data set has a label for each row: set `task: sequence-classification` for the "
             "run. Or, to have the label written as text, map the columns under the dataset: "
             "`format: prompt-completion`, `columns: {prompt: text, completion: label}`.",
         ),
         (
-            *("sequence-classification", CAUSAL, lint()),
+            *("sequence-classification", lint()),
             "task sequence-classification needs a label for each row, and this data set has none. "
             "Give it the columns `text` and `label`, or map yours under the dataset: `format: "
             "text-label`, `columns: {text: …, label: …}`.",
         ),
-        (
-            *("causal-lm", BERT, lint()),
-            "BertModel writes no text, so it cannot be trained for `task: causal-lm`. Use it for "
-            "`sequence-classification`, or choose a causal language model.",
-        ),
     ],
 )
-def test_what_does_not_belong_together_is_refused(task, model, lint, text) -> None:
-    assert refused(plan_run.check_task, task, model, lint) == text
+def test_what_does_not_belong_together_is_refused(task, lint, text) -> None:
+    assert refused(plan_run.check_task, task, lint) == text
 
 
 def test_steps_count_sequences_and_not_rows(plan) -> None:

@@ -156,6 +156,24 @@ def test_columns_of_the_user(prepare) -> None:
     assert rows["train"][0]["messages"] == turns("Hi.")
 
 
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_a_column_of_the_user_that_few_rows_have(size, prepare, monkeypatch) -> None:
+    """It first occurs behind the rows from which the format is told."""
+    monkeypatch.setattr(readers, "BLOCK_BYTES", size)
+    write("a.jsonl", *map(pair, PROMPTS[:150]), pair("last", persona="Be kind."))
+    _, rows = prepare("a.jsonl", columns={"system": "persona"})
+    assert rows["train"][-1]["messages"][0]["role"] == "system"
+    assert {len(row["messages"]) for row in rows["train"][:-1]} == {2}
+
+
+def test_a_column_of_the_user_that_no_row_has(prepare) -> None:
+    write("a.jsonl", *map(pair, PROMPTS[:150]), pair("last", persona="Be kind."))
+    columns = {"system": "personna", "tools": "functions", "prompt": "prompt"}
+    assert refused(prepare, "a.jsonl", columns=columns) == (
+        "`columns` names functions, personna, and no row that was read has such a column"
+    )
+
+
 def test_missing_cells_of_a_data_frame(prepare) -> None:
     import pandas as pd
 
@@ -558,7 +576,7 @@ def test_rows_are_written_in_groups_and_in_order(prepare, monkeypatch) -> None:
 # whatever the files are like
 
 WORDS = st.text(st.sampled_from('ab, "\n\té\u2028😀'), min_size=1, max_size=6).filter(str.strip)
-MANY = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 def as_written(prompt: str, completion: str, format: str) -> dict:

@@ -1,4 +1,4 @@
-"""LengthGroups: whole global batches of like lengths, another order every epoch."""
+"""Batches of rows of like lengths; LengthGroups: whole global ones, another order every epoch."""
 
 from collections import Counter
 
@@ -9,7 +9,13 @@ from accelerate.data_loader import prepare_data_loader
 from torch.utils.data import DataLoader
 from transformers import TrainerState
 
-from finetune.sampling import GROUPED, LengthGroups
+from finetune.sampling import GROUPED, LengthGroups, by_length
+
+
+def test_all_rows_by_length_the_longest_first():
+    assert list(by_length([3, 9, 1, 9, 5], 2)) == [[1, 3], [4, 0], [2]]
+    assert list(by_length([3, 9], 5)) == [[1, 0]]
+    assert list(by_length([], 2)) == []
 
 
 def drawn(lengths, size, epoch=0, seed=0, grouped=GROUPED):

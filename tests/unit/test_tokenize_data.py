@@ -34,6 +34,7 @@ STATS = {
     "rejected": {"a.jsonl": 2},
     "overlap": 0,
 }
+CAUSAL = {"causal": True, "architecture": "LlamaForCausalLM"}
 HEADER = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 ROWS = [
     row(talk("turn on", "yes"), place="a.jsonl:1"),
@@ -50,8 +51,18 @@ def run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(parallel, "ALONE", 0)  # else so few rows are done in one process
 
-    def run(train=ROWS, validation=(), test=(), name="chatml", threads=1, group=1000, **changes):
+    def run(
+        train=ROWS,
+        validation=(),
+        test=(),
+        name="chatml",
+        model=CAUSAL,
+        threads=1,
+        group=1000,
+        **changes,
+    ):
         family(name).save_pretrained(tmp_path / "model")
+        (tmp_path / "model.json").write_text(json.dumps(model))
         (tmp_path / "stats.json").write_text(json.dumps(STATS | {"more": 1}))
         for split, rows in {"train": train, "validation": validation, "test": test}.items():
             with pq.ParquetWriter(tmp_path / f"{split}.parquet", SCHEMA) as writer:
@@ -70,6 +81,24 @@ def run(tmp_path, monkeypatch):
 
 def everything(folder: Path) -> dict[str, list]:
     return {split: open_tokens(folder / split).to_list() for split in tokenize_data.SPLITS}
+
+
+@pytest.mark.parametrize("rows", [ROWS, [row(None, text="turn on")]], ids=["chat", "text"])
+def test_a_model_that_writes_no_text_needs_labels(rows, run, tmp_path):
+    with pytest.raises(UserError) as caught:
+        run(train=rows, model={"causal": False, "architecture": "BertModel"})
+    assert str(caught.value) == (
+        "BertModel writes no text: it can be trained for `task: sequence-classification` alone, "
+        "and these rows have no labels. Give it the columns `text` and `label`, or map yours "
+        "under the dataset (`columns: {text: …, label: …}`), or choose a causal language model."
+    )
+    assert not (tmp_path / "tokens").exists()
+
+
+def test_a_model_that_writes_no_text_takes_labelled_rows(run):
+    rows = [row(None, text=f"turn on {n}", label="ab"[n % 2]) for n in range(4)]
+    _, lint = run(train=rows, model={"causal": False, "architecture": "BertModel"})
+    assert (lint["task"], lint["labels"]) == ("sequence-classification", ["a", "b"])
 
 
 def test_rows_are_kept_with_ids_labels_lengths_and_an_index(run):

@@ -9,10 +9,12 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     MixtralConfig,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
 )
 
 from finetune.cli import UserError
-from finetune.weights import differences, expected_shapes, saved_shapes, verify
+from finetune.weights import differences, expected_shapes, found_shapes, saved_shapes, verify
 from project import make_tiny_model
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -52,6 +54,32 @@ def fault(folder):
     with pytest.raises(UserError) as error:
         verify(folder, *expected_shapes(folder, False))
     return str(error.value)
+
+
+def test_the_text_part_of_a_larger_model_is_whole_with_its_prefix_and_without(tmp_path):
+    """Of Qwen 3.5, which sees images too, transformers takes the part that reads."""
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "head_dim": 16}
+    heads |= {"linear_key_head_dim": 16, "linear_value_head_dim": 16, "num_key_value_heads": 2}
+    images = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2}
+    config = Qwen3_5Config(
+        text_config=LARGE | heads | {"vocab_size": 50},
+        vision_config=images | {"out_hidden_size": 32, "num_position_embeddings": 64},
+    )
+    base = tmp_path / "base"
+    Qwen3_5ForConditionalGeneration(config).save_pretrained(base)
+    shapes, tied = expected_shapes(base, False)
+    found = found_shapes(base, shapes)
+    assert {name: found[name] for name in shapes} == shapes
+    assert any("visual" in name for name in found.keys() - shapes.keys())
+    loaded = AutoModelForCausalLM.from_pretrained(base)
+    for name, model in {
+        "loaded": loaded,
+        "new": AutoModelForCausalLM.from_config(loaded.config),
+    }.items():
+        model.save_pretrained(tmp_path / name)
+        assert verify(tmp_path / name, shapes, tied)["tensors"] == len(shapes)
+    names = [saved_shapes(tmp_path / name).keys() for name in ("loaded", "new")]
+    assert ["model.language_model.norm.weight" in n for n in names] == [True, False]
 
 
 def test_whole_weights_pass_with_their_counts(folder):

@@ -60,7 +60,7 @@ rule fetch_model:
 
 rule prepare_data:
     input:
-        lambda w: data_inputs(dataset_of(w)),
+        lambda w: data_inputs(source.path for source in dataset_of(w).source),
     output:
         expand("results/data/{{dataset}}/{split}.parquet", split=SPLITS),
         stats="results/data/{dataset}/stats.json",

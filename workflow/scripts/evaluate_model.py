@@ -74,10 +74,9 @@ def evaluate_text(args: argparse.Namespace, tokens, lint: dict) -> tuple[dict, l
     rows = test_rows(args.data, set(tokens["id"]), tokenizer, args.settings)
     if not rows:
         return results, []
-    answers, speed = generate(model, tokenizer, rows, args.settings)
-    results |= judge(answers, rows, args.settings["metrics"]) | speed
-    given = [{"prediction": answer.text, "stopped": answer.stopped} for answer in answers]
-    return results, [row | more for row, more in zip(rows, given, strict=True)]
+    lines, facts = generate(model, tokenizer, rows, args.settings)
+    results |= facts | (judge(lines, args.settings["metrics"]) if lines else {})
+    return results, lines
 
 
 def load(args: argparse.Namespace, labels: list[str] | None = None) -> tuple:
@@ -98,14 +97,14 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     import torch
 
     from finetune.collator import RowCollator
+    from finetune.sampling import by_length
     from finetune.scores import scores_in_pieces
 
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
-    collate, size = RowCollator(tokenizer), settings["batch_size"]
-    order = sorted(range(len(tokens)), key=tokens["length"].__getitem__)
-    for start in range(0, len(order), size):
-        batch = collate([tokens[i] for i in order[start : start + size]]).to(model.device)
+    collate = RowCollator(tokenizer)
+    for chosen in by_length(tokens["length"][:], settings["batch_size"]):
+        batch = collate([tokens[i] for i in chosen]).to(model.device)
         with torch.inference_mode():
             nll, count, correct = scores_in_pieces(model, batch).double().T.tolist()
         metric.add_batch(nll=nll, tokens=count, correct=correct)
@@ -169,8 +168,9 @@ def test_rows(data: Path, kept: set[str], tokenizer, settings: dict) -> list[dic
     return out
 
 
-def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list, dict]:
-    """Greedy answers, and how fast they came."""
+def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list[dict], dict]:
+    """The rows with greedy answers, and how fast they came. A row whose prompt fills the model's
+    context is left out and counted."""
     from finetune.generation import answer
 
     started = time.monotonic()
@@ -181,20 +181,25 @@ def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list, 
         max_new_tokens=settings["max_new_tokens"],
         batch_size=settings["batch_size"],
     )
-    count = sum(a.tokens for a in answers)
-    return answers, {
-        "generated_rows": len(answers),
-        "stopped_share": sum(a.stopped for a in answers) / len(answers),
+    seconds = time.monotonic() - started
+    answered = [(row, a) for row, a in zip(rows, answers, strict=True) if a is not None]
+    facts = {"generated_rows": len(answered), "prompts_too_long": len(rows) - len(answered)}
+    if not answered:
+        return [], facts
+    count = sum(a.tokens for _, a in answered)
+    lines = [row | {"prediction": a.text, "stopped": a.stopped} for row, a in answered]
+    return lines, facts | {
+        "stopped_share": sum(a.stopped for _, a in answered) / len(answered),
         "generated_tokens": count,
-        "generated_tokens_per_second": count / (time.monotonic() - started),
+        "generated_tokens_per_second": count / seconds,
     }
 
 
-def judge(answers: list, rows: list[dict], names: list[str]) -> dict[str, float]:
-    """The dataset's metrics on generated text."""
+def judge(lines: list[dict], names: list[str]) -> dict[str, float]:
+    """The dataset's metrics on generated text, thoughts left out."""
     pairs = {
-        "predictions": [without_thought(a.text) for a in answers],
-        "references": [row["reference"] for row in rows],
+        "predictions": [without_thought(line["prediction"]) for line in lines],
+        "references": [without_thought(line["reference"]) for line in lines],
     }
     results: dict[str, float] = {}
     for name in names:
@@ -203,7 +208,7 @@ def judge(answers: list, rows: list[dict], names: list[str]) -> dict[str, float]
 
 
 def without_thought(text: str) -> str:
-    """What a model says after it has thought."""
+    """What is said after a thought."""
     return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
 
 
@@ -216,6 +221,8 @@ def write_predictions(path: Path, lines: list[dict]) -> None:
 def summary(results: dict) -> str:
     names = ("exact_match", "rouge_l", "json_valid", "json_equal", "accuracy", "macro_f1")
     shown = [f"{name} {results[name]:.1%}" for name in names if name in results]
+    if skipped := results.get("prompts_too_long"):
+        shown.append(f"{skipped} prompts fill the context and got no answer")
     return ", ".join([f"loss {results['loss']:.4f}", *shown])
 
 

@@ -3,7 +3,7 @@
 Reads a hub id, a local folder, a GGUF file or a file inside an installed package.
 Writes `pretrained/`, a folder that `from_pretrained` opens (weights are links wherever they
 already lie on this machine; GGUF weights are converted to bf16 safetensors once), and
-`model.json`: commit or digests, architecture, exact parameter counts, special tokens.
+`model.json`: commit or digests, architecture, exact parameter counts, what was repaired.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ def check_weights(folder: Path, trust_remote_code: bool) -> None:
 
     Tensors that the architecture does not know are left alone: old files carry some.
     """
-    from finetune.weights import differences, expected_shapes, saved_shapes
+    from finetune.weights import differences, expected_shapes, found_shapes
 
     if not any(folder.glob("*.safetensors")):
         return
     model_config(folder, trust_remote_code)  # its refusal comes first
     expected, tied = expected_shapes(folder, trust_remote_code)
-    found = {name: shape for name, shape in saved_shapes(folder).items() if name in expected}
+    found = found_shapes(folder, expected)
+    found = {name: shape for name, shape in found.items() if name in expected}
     if faults := list(differences(found, expected, tied)):
         raise UserError(
             f"the weights are not whole: {'; '.join(faults[:3])} ({len(faults)} faults in all). "
@@ -166,30 +167,18 @@ def model_config(folder: Path, trust_remote_code: bool):
 def describe(folder: Path, settings: dict) -> dict:
     """Architecture and exact counts, from the meta device: no weight is read."""
     from finetune.architecture import is_causal, outline
-    from finetune.shapes import linear_layers
-    from finetune.tokenizer import load_tokenizer
 
-    trust = settings["trust_remote_code"]
-    config = model_config(folder, trust)
-    tokenizer = load_tokenizer(folder, trust)
-    model = outline(folder, trust)
+    model = outline(folder, settings["trust_remote_code"])
+    text = model.config.get_text_config()  # of a model that sees images too, the part that reads
     return {
         "source": settings["source"],
         "architecture": type(model).__name__,
-        "model_type": config.model_type,
-        "causal": is_causal(config),
+        "causal": is_causal(model.config),
         # parameters() yields a tied weight once
         "parameters": sum(p.numel() for p in model.parameters()),
-        "linear_layers": [asdict(layer) for layer in linear_layers(model)],
+        "vocab_size": text.vocab_size,
+        "context": getattr(text, "max_position_embeddings", None),
         "shapes": counted(model),
-        "layers": config.num_hidden_layers,
-        "hidden_size": config.hidden_size,
-        "heads": config.num_attention_heads,
-        "vocab_size": config.vocab_size,
-        "context": getattr(config, "max_position_embeddings", None),
-        "tied_embeddings": bool(config.tie_word_embeddings),
-        "tokens": {k: getattr(tokenizer, f"{k}_token") for k in ("bos", "eos", "pad")},
-        "chat_template": tokenizer.chat_template is not None,
     }
 
 

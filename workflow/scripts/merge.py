@@ -8,6 +8,7 @@ compared, on held-out rows, with the model as it was trained. Writes `model/` an
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -49,17 +50,17 @@ def main() -> None:
     check_complete(args.trained)
     trust = args.settings["trust_remote_code"]
     facts = read_json(args.train_record)
-    args.labels = read_json(args.tokens / "lint.json")["labels"]
-    shapes, tied = expected_shapes(args.base, trust, args.labels)
+    labels = read_json(args.tokens / "lint.json")["labels"]
+    shapes, tied = expected_shapes(args.base, trust, labels)
     with complete_directory(args.output) as folder:
         if args.settings["method"] == "full":
             link_trained(args.trained, args.base, folder)
             record = {}
         else:
-            record = merge_adapter(args, folder, shapes)
+            record = merge_adapter(args, folder, shapes, labels)
         record |= verify(folder, shapes, tied)
         load_tokenizer(args.base, trust).save_pretrained(folder)
-        if args.labels is None:
+        if labels is None:
             shutil.copy(args.base / "generation_config.json", folder)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
     write_json(args.record, record)
@@ -80,7 +81,9 @@ def link_trained(trained: Path, base: Path, folder: Path) -> None:
     write_json(folder / "config.json", config)
 
 
-def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) -> dict:
+def merge_adapter(
+    args: argparse.Namespace, folder: Path, shapes: TensorShapes, labels: list[str] | None
+) -> dict:
     """Merge into the better base, save, and measure what the merge changed.
 
     A QLoRA adapter was trained on the 4-bit base. Which 16-bit base suits it, the original or
@@ -90,25 +93,27 @@ def merge_adapter(args: argparse.Namespace, folder: Path, shapes: TensorShapes) 
 
     free_at_once()
     trust = args.settings["trust_remote_code"]
-    batch = held_out(args.tokens, load_tokenizer(args.base, trust), args.labels)
-    trained = PeftModel.from_pretrained(load_base(args, "trained"), args.trained)
+    batch = held_out(args.tokens, load_tokenizer(args.base, trust), labels)
+    trained = PeftModel.from_pretrained(load_base(args, "trained", labels), args.trained)
     record: dict = {"loss_trained": measure(trained, batch)[0], "loss_merged": {}}
-    best = None
+    best, least = None, math.inf
     for base in bases(args.settings):
-        model = PeftModel.from_pretrained(load_base(args, base), args.trained)
+        model = PeftModel.from_pretrained(load_base(args, base, labels), args.trained)
         _, before = measure(model, batch)
         merged = model.merge_and_unload(safe_merge=True)
         if not same_shapes(merged, shapes):
             continue
         loss, after = measure(merged, batch)
-        if best is None or loss < min(record["loss_merged"].values()):
-            best, record["base"] = merged, base
+        if best is None or loss < least:  # never true of a NaN
+            best, least, record["base"] = merged, min(least, loss), base
             record["max_logit"] = before.abs().max().item()
             record["max_logit_difference"] = (after - before).abs().max().item()
         record["loss_merged"][base] = loss
     if best is None:
         raise UserError("this model's layers change shape when dequantized; set merge.base: best.")
     check_drift(record, args.settings["merge"]["tolerance"])
+    losses = record["loss_merged"].items()
+    record["loss_merged"] = {base: x if math.isfinite(x) else None for base, x in losses}
     best.save_pretrained(folder)
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
@@ -129,16 +134,16 @@ def bases(settings: dict) -> list[str]:
     return ["original", "dequantized"] if chosen == "best" else [chosen]
 
 
-def load_base(args: argparse.Namespace, form: str) -> PreTrainedModel:
+def load_base(args: argparse.Namespace, form: str, labels: list[str] | None) -> PreTrainedModel:
     """The base as it was trained on, dequantized from that, or in its original 16 bit."""
     trust, quantized = args.settings["trust_remote_code"], args.settings.get("quantization")
     if form == "original" or quantized is None:
-        return load_for_inference(args.base, trust, labels=args.labels)
+        return load_for_inference(args.base, trust, labels=labels)
     model = load_for_inference(args.base, trust, quantized)
     return model.dequantize() if form == "dequantized" else model
 
 
-def held_out(tokens: Path, tokenizer, labels: list[str] | None = None) -> Mapping:
+def held_out(tokens: Path, tokenizer, labels: list[str] | None) -> Mapping:
     """Some validation rows, or training rows where there is no validation split."""
     tokenizer.padding_side = "right"
     rows = open_tokens(tokens / "validation")

@@ -26,7 +26,7 @@ from finetune.parallel import in_order
 from finetune.places import Place, open_places
 from finetune.readers import Block
 from finetune.records import SCHEMA, Prepared, Recipe, copies, prepare_block
-from finetune.sources import data_files, is_local
+from finetune.sources import data_inputs
 from finetune.splits import SPLITS
 from finetune.tally import Tally
 
@@ -104,7 +104,8 @@ class Preparation:
             self.take(under_way.popleft(), done)
         if self.missing:
             raise UserError(
-                f"`columns` names {', '.join(sorted(self.missing))}, and no row has such a column"
+                f"`columns` names {', '.join(sorted(self.missing))}, and no row that was read has "
+                "such a column"
             )
 
     def tasks(self, places: list[Place], under_way: deque[Place]) -> Iterator[tuple[Block, Recipe]]:
@@ -127,7 +128,6 @@ class Preparation:
     ) -> Recipe:
         """How to read a place. Where a source brings a split, no other row goes there."""
         settings, found = self.settings, self.settings["format"] or "messages"
-        self.missing -= {column for row in rows for column in row}
         if rows:
             name = looked_at[0].place
             found = find_format(rows, name, settings["columns"], settings["format"])
@@ -148,6 +148,7 @@ class Preparation:
         not even looked at, however large blocks are."""
         if (room := self.room(place)) == 0:
             return
+        self.missing &= done.missing
         usable = int(min(len(done.contents), room))
         end = done.lines[usable - 1] if usable == room else float("inf")
         for reject in (reject for reject in done.rejects if reject.line < end):
@@ -197,14 +198,10 @@ def look(blocks: Iterator[Block]) -> tuple[list[Block], list[dict]]:
     return looked_at, rows
 
 
-def local_files(sources: list[dict]) -> list[str]:
-    paths = (source["path"] for source in sources if is_local(source["path"]))
-    return [file for path in paths for file in data_files(path)]
-
-
 def stamps(sources: list[dict]) -> dict[str, tuple[int, int]]:
     """Size and date of the local files that are there."""
-    states = {file: os.stat(file) for file in local_files(sources) if os.path.isfile(file)}
+    files = data_inputs(source["path"] for source in sources)
+    states = {file: os.stat(file) for file in files if os.path.isfile(file)}
     return {file: (state.st_size, state.st_mtime_ns) for file, state in states.items()}
 
 
@@ -219,7 +216,7 @@ def check_unchanged(before: dict, after: dict) -> None:
 
 def digests(sources: list[dict]) -> dict[str, str]:
     """SHA-256 of the local files."""
-    return {file: digest_file(file) for file in local_files(sources)}
+    return {file: digest_file(file) for file in data_inputs(source["path"] for source in sources)}
 
 
 def commits(places: Iterable[Place]) -> dict[str, str]:

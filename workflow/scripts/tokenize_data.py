@@ -1,8 +1,8 @@
 """Rule tokenize_data: prepared rows to token ids and labels, for one model's tokenizer.
 
-Reads the split parquet files and the model folder. Writes one Arrow folder per split
-(finetune.tokens), which training opens read-only, and `lint.json`: counts, lengths, what was
-dropped or cut, and decoded samples.
+Reads the split parquet files, the model folder, and model.json beside it. Writes one Arrow folder
+per split (finetune.tokens), which training opens read-only, and `lint.json`: counts, lengths, what
+was dropped or cut, and decoded samples.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def main() -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are processes enough
 
     classes = class_names(args.data)
+    if classes is None:
+        check_writes(read_json(args.model.parent / "model.json"))
     lint: dict[str, Any] = {
         "task": "sequence-classification" if classes else "causal-lm",
         "labels": classes,
@@ -93,6 +95,17 @@ def check_labels(counts: Counter[str]) -> None:
         f"{counts.total()} rows have {len(counts)} different labels ({some}). Is it the right "
         "column? Map yours: `columns: {label: …}`."
     )
+
+
+def check_writes(model: dict) -> None:
+    """Rows without labels are for models that write. `model` is model.json."""
+    if not model["causal"]:
+        raise UserError(
+            f"{model['architecture']} writes no text: it can be trained for `task: "
+            "sequence-classification` alone, and these rows have no labels. Give it the columns "
+            "`text` and `label`, or map yours under the dataset (`columns: {text: …, label: …}`), "
+            "or choose a causal language model."
+        )
 
 
 def prepared(data: Path) -> dict:

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from datasets import Dataset
 from transformers import BatchEncoding, DataCollatorWithPadding
 
+from finetune.collator import BATCHED
+from finetune.sampling import by_length
 from finetune.trainer import FinetuneTrainer
-
-BATCHED = ("input_ids", "labels", "row")
 
 
 class LabelCollator(DataCollatorWithPadding):
@@ -61,9 +61,7 @@ def predict(model: torch.nn.Module, tokenizer, rows: Dataset, batch_size: int) -
     """Log-probabilities (rows, classes), in the order of the rows."""
     tokenizer.padding_side = "right"
     collate, found = LabelCollator(tokenizer), {}
-    order = sorted(range(len(rows)), key=rows["length"].__getitem__)  # little is padded
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+    for chosen in by_length(rows["length"][:], batch_size):
         logits = class_scores(model, collate([rows[i] for i in chosen]).to(model.device))[1]
         found |= zip(chosen, logits.double().log_softmax(-1).cpu().numpy(), strict=True)
     return np.stack([found[index] for index in range(len(rows))])

@@ -97,7 +97,9 @@ def as_sources(value: Any) -> Any:
 def path_safe(name: str) -> str:
     """Names become folders under results/."""
     if not name or name.startswith((".", "-")) or not all(c.isalnum() or c in "._-" for c in name):
-        raise ValueError("names may hold letters, digits, '.', '_' and '-' only")
+        raise ValueError(
+            "names may hold letters, digits, '.', '_' and '-' only, and not start with '.' or '-'"
+        )
     return name
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from finetune.chat import TemplateError
 from finetune.spans import Piece
+from finetune.tokenizer import adds_bos
 
 IGNORED = -100
 """Label of a position that the loss skips, as in torch.nn.functional.cross_entropy."""
@@ -31,7 +32,7 @@ class TextEncoder:
         self.tokenizer = tokenizer
         self.bos, self.eos = tokenizer.bos_token_id, tokenizer.eos_token_id
         self.ends = end_tokens(tokenizer)
-        self.adds_bos = self.bos is not None and tokenizer("a")["input_ids"][:1] == [self.bos]
+        self.adds_bos = adds_bos(tokenizer)
         self.special = tokenizer.num_special_tokens_to_add()
         """How many tokens it adds to any text."""
         self.joins = joins_cleanly(tokenizer)

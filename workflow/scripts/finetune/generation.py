@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from finetune.encoding import tokenize
+from finetune.sampling import by_length
 
 
 @dataclass(frozen=True)
@@ -16,7 +20,7 @@ class Answer:
     text: str
     tokens: int
     stopped: bool
-    """Whether it ended by itself, rather than at max_new_tokens."""
+    """Whether it ended by itself, rather than at max_new_tokens or the end of the context."""
 
 
 @torch.inference_mode()
@@ -27,18 +31,18 @@ def answer(
     *,
     max_new_tokens: int,
     batch_size: int,
-) -> list[Answer]:
+) -> list[Answer | None]:
     """Answers in the order of the prompts, which are rendered text with special tokens in it.
+    None for a prompt that leaves no room in the model's context.
 
     Batches are padded on the left, so that every answer starts where its prompt ends, and hold
     prompts of like length, so that little is padded.
     """
     make_greedy(model)
     tokenizer.padding_side = "left"
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]), reverse=True)
+    room = [context(model) - len(ids) for ids in tokenize(tokenizer, prompts)]
     answers: dict[int, Answer] = {}
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+    for chosen in batches(room, max_new_tokens, batch_size):
         batch = tokenizer(
             [prompts[i] for i in chosen],
             add_special_tokens=False,
@@ -46,12 +50,20 @@ def answer(
             return_tensors="pt",
             return_token_type_ids=False,
         ).to(model.device)
-        room = context(model) - batch["input_ids"].shape[1]
-        output = model.generate(**batch, max_new_tokens=min(max_new_tokens, room))
+        output = model.generate(**batch, max_new_tokens=min(max_new_tokens, room[chosen[0]]))
         new = output[:, batch["input_ids"].shape[1] :]
         for index, ids in zip(chosen, new.tolist(), strict=True):
             answers[index] = read_answer(ids, stop_ids(model), tokenizer)
-    return [answers[index] for index in range(len(prompts))]
+    return [answers.get(index) for index in range(len(prompts))]
+
+
+def batches(room: list[int], wanted: int, size: int) -> Iterator[list[int]]:
+    """Prompts to answer together, by the room of each. One near the end of the context comes
+    alone: its answer ends sooner than those of others."""
+    wide = [index for index, tokens in enumerate(room) if tokens >= wanted]
+    for chosen in by_length([-room[index] for index in wide], size):
+        yield [wide[index] for index in chosen]
+    yield from ([index] for index, tokens in enumerate(room) if 0 < tokens < wanted)
 
 
 def make_greedy(model: PreTrainedModel) -> None:
@@ -66,7 +78,8 @@ def make_greedy(model: PreTrainedModel) -> None:
 
 def context(model: PreTrainedModel) -> int:
     """Positions that the model has. Beyond them GPT-2 and its like cannot go."""
-    return getattr(model.config, "max_position_embeddings", None) or sys.maxsize
+    config = model.config.get_text_config()
+    return getattr(config, "max_position_embeddings", None) or sys.maxsize
 
 
 def stop_ids(model: PreTrainedModel) -> set[int]:

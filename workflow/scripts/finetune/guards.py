@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 
 import torch
 from transformers import TrainerCallback
@@ -130,10 +131,13 @@ class GradientGuard(TrainerCallback):
         self.hooks, self.waiting, self.blocking = [], set(), set()
 
 
-def check_finite(value: float, what: str, step: int, rows: list[str]) -> None:
-    """Stop at the first NaN or infinity: the weights after it are worthless."""
+def check_finite(
+    value: torch.Tensor | float, what: str, step: int, rows: Callable[[], list[str]]
+) -> None:
+    """Stop at the first NaN or infinity: the weights after it are worthless. The ids of the rows
+    are looked up only then."""
     if not math.isfinite(value):
         raise UserError(
-            f"{what} is {value} at step {step}, rows {', '.join(rows)}. Look at these rows, lower "
-            "optimizer.learning_rate, or raise schedule.warmup."
+            f"{what} is {float(value)} at step {step}, rows {', '.join(rows())}. Look at these "
+            "rows, lower optimizer.learning_rate, or raise schedule.warmup."
         )

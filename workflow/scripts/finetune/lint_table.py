@@ -134,7 +134,7 @@ def packing(packed: dict) -> list[str]:
     after = packed["used"] and packed["efficiency"] is not None
     return [
         table_row("packing", used),
-        table_row("padding, unpacked", percent(packed["padding_before"])),
+        table_row("padding, rows in random order", percent(packed["padding_before"])),
         *([table_row("padding, packed", percent(packed["padding_after"]))] if after else []),
         *([table_row("packing efficiency", percent(packed["efficiency"]))] if after else []),
     ]

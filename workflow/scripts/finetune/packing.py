@@ -18,6 +18,8 @@ from finetune.encoding import IGNORED
 
 BATCH_TOKENS = 4_000_000
 """Room in one record batch of packs: what bounds the memory of packing."""
+PADDED = 8
+"""Rows in a batch of which padding is told."""
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> np.ndarray:
@@ -109,9 +111,11 @@ def packing_efficiency(lengths: np.ndarray, packs: int, capacity: int) -> float:
     return float(np.sum(lengths, dtype=np.int64) / (packs * capacity))
 
 
-def padding_share(lengths: np.ndarray, size: int = 8, seed: int = 0) -> float:
-    """Share of padding when rows in random order are padded to the longest of `size`."""
-    order = np.random.default_rng(seed).permutation(len(lengths))
-    longest = np.maximum.reduceat(lengths[order], np.arange(0, len(order), size))
-    sizes = np.diff([*range(0, len(order), size), len(order)])
+def padding_share(lengths: np.ndarray) -> float:
+    """Share of padding when rows in random order are padded to the longest of PADDED. Training
+    pads less: it sorts the rows of a global batch by length, and no run is known here."""
+    order = np.random.default_rng(0).permutation(len(lengths))
+    starts = np.arange(0, len(order), PADDED)
+    longest = np.maximum.reduceat(lengths[order], starts)
+    sizes = np.diff([*starts, len(order)])
     return float(1 - np.sum(lengths, dtype=np.int64) / np.dot(longest.astype(np.int64), sizes))

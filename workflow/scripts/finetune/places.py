@@ -25,7 +25,6 @@ HELD_OUT = re.compile(r"(test)|(validation|valid|val|dev)")
 """Names of held-out files, without their ending."""
 SHARD = re.compile(r"[-_.]?\d+(-of-\d+)?")
 """What follows the name of a file that is one of several, as on the hub: -00000-of-00003."""
-COMMIT = re.compile(r"@([0-9a-f]{40})/")
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,11 @@ def open_source(source: dict, sample_by: str) -> Iterator[Place]:
             into = source["into"] or (split_in_path(file, path) if Path(path).is_dir() else None)
             yield Place(source, name, read_blocks(Path(file), sample_by), into)
         return
-    loaded = load_saved(path) if is_local(path) else load_hub(source)
+    loaded, commit = (load_saved(path), None) if is_local(path) else load_hub(source)
     for split, rows in chosen_splits(loaded, source).items():
         given = split if split in SPLITS[1:] else None
         blocks = table_blocks(rows, joined(path, subset, split))
-        yield Place(source, name, blocks, source["into"] or given, commit_of(rows))
+        yield Place(source, name, blocks, source["into"] or given, commit)
 
 
 def split_in_path(file: str, folder: str) -> str | None:
@@ -119,14 +118,17 @@ def load_saved(path: str) -> dict[str, datasets.Dataset]:
     return {"": loaded} if isinstance(loaded, Dataset) else loaded
 
 
-def load_hub(source: dict) -> dict[str, datasets.Dataset]:
-    from datasets import load_dataset
+def load_hub(source: dict) -> tuple[datasets.DatasetDict, str | None]:
+    """All splits of a hub dataset, and the commit that they were made from."""
+    from datasets import load_dataset_builder
     from datasets.exceptions import DatasetNotFoundError
 
     path, subset = source["path"], source["subset"]
     try:
         with hub_errors("dataset", path, source["revision"]):
-            return load_dataset(path, subset, revision=source["revision"])
+            builder = load_dataset_builder(path, subset, revision=source["revision"])
+            builder.download_and_prepare()
+            return builder.as_dataset(), builder.hash  # which is the commit, in the cache too
     except DatasetNotFoundError as error:
         raise UserError(f"the hub has no dataset {path!r} that you may read: {error}") from None
     except UserError:
@@ -172,9 +174,3 @@ def with_class_names(table: pa.Table, features: dict) -> pa.Table:
             names = [None if i is None or i < 0 else feature.names[i] for i in ids]
             table = table.set_column(place, name, pa.array(names, pa.string()))
     return table
-
-
-def commit_of(rows: datasets.Dataset) -> str | None:
-    """The commit that a hub dataset was downloaded at: its files are named after it."""
-    files = (rows.info.download_checksums if rows.info else None) or {}
-    return next((found[1] for name in files if (found := COMMIT.search(name))), None)

@@ -77,16 +77,20 @@ class Prepared:
     """Digest of what is asked, in lower case and without spaces."""
     splits: list[str] = field(default_factory=list)
     rejects: list[Reject] = field(default_factory=list)
+    missing: set[str] = field(default_factory=set)
+    """User's columns that no row had."""
 
 
 def prepare_block(task: tuple[Block, Recipe]) -> Prepared:
     """Usable rows in the shape of SCHEMA, and the rejects."""
     block, recipe = task
-    done, rows = Prepared(), []
+    done, rows = Prepared(missing=set(recipe.columns.values())), []
     for number, raw in block.rows():
         try:
             if isinstance(raw, RowError):
                 raise raw
+            if done.missing:
+                done.missing = {column for column in done.missing if column not in raw}
             row = canonical(raw, recipe.format, recipe.columns)
             content = ENCODER.encode(row)
             split = recipe.into or split_of(raw, content, recipe.split)

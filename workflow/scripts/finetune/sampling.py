@@ -1,4 +1,4 @@
-"""Which rows make a step, and in which order they come, so that little is padding."""
+"""Which rows make a batch, and in which order they come, so that little is padding."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from transformers import TrainerCallback, TrainerState
 GROUPED = 50
 """Global batches among which rows are sorted by length, where packing was asked for and cannot be.
 More would save little padding, and make the rows of a step ever more alike."""
+
+
+def by_length(lengths: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Indices of all rows in batches of up to `size`. The longest come first: memory that does
+    not suffice fails at once."""
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+    yield from (order[start : start + size] for start in range(0, len(order), size))
 
 
 class LengthGroups(Sampler[int], TrainerCallback):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from finetune.cli import UserError
 
 if TYPE_CHECKING:
-    from finetune.config import Dataset, Model
+    from finetune.config import Model
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 FILE_KINDS = ("jsonl", "json", "csv", "tsv", "parquet", "txt")
@@ -65,10 +65,9 @@ def not_cached(file: Path) -> bool:
     return not file.name.startswith("cache-")
 
 
-def data_inputs(dataset: Dataset) -> list[str]:
-    """Files on this machine whose change must prepare a dataset again."""
-    local = (source.path for source in dataset.source if is_local(source.path))
-    return [file for path in local for file in data_files(path)]
+def data_inputs(paths: Iterable[str]) -> list[str]:
+    """Files on this machine, behind the paths of a dataset, whose change must prepare it again."""
+    return [file for path in paths if is_local(path) for file in data_files(path)]
 
 
 def locate_model(source: str) -> Path | None:
@@ -76,7 +75,7 @@ def locate_model(source: str) -> Path | None:
     if source.startswith("package:"):
         path = inside_package(source.removeprefix("package:"))
     elif is_local(source):
-        path = Path(source).expanduser()
+        path = Path(source)
     else:
         return None
     if path.is_file() and path.suffix != ".gguf":

@@ -54,7 +54,7 @@ def repair(
     if causal and tokenizer.eos_token is None:
         raise UserError("the tokenizer has no EOS token, so a trained model could never stop.")
     if not tokenizer.is_fast:
-        raise UserError("the tokenizer has no fast version, which gives the offsets masks need.")
+        raise UserError("the tokenizer has no fast (Rust) version, which tokenizes the rows here.")
     notes = [
         set_pad_token(tokenizer, pad_token),
         set_length(tokenizer, config),
@@ -82,7 +82,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str
 
 
 def set_length(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> str | None:
-    context = getattr(config, "max_position_embeddings", None)
+    context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if tokenizer.model_max_length < UNSET_LENGTH or context is None:
         return None
     tokenizer.model_max_length = context
@@ -121,9 +121,8 @@ def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:
     A rendered conversation is tokenized without special tokens, here and by every server, so
     a template that leaves BOS out would train and serve a model without it.
     """
-    bos, template = tokenizer.bos_token, tokenizer.chat_template
-    adds_bos = bos is not None and tokenizer("a")["input_ids"][:1] == [tokenizer.bos_token_id]
-    if not adds_bos or template is None:
+    template = tokenizer.chat_template
+    if not adds_bos(tokenizer) or template is None:
         return None
     named = template if isinstance(template, dict) else {"default": template}
     mended = {
@@ -134,6 +133,12 @@ def write_bos(tokenizer: PreTrainedTokenizerBase) -> str | None:
         return None
     tokenizer.chat_template = mended if template is named else mended["default"]
     return "the chat template left out BOS; added"
+
+
+def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether plain text gets a BOS."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer("a")["input_ids"][:1] == [bos]
 
 
 def writes_bos(tokenizer: PreTrainedTokenizerBase, template: str) -> bool:

@@ -4,7 +4,7 @@ prove complete."""
 from __future__ import annotations
 
 import time
-from math import isfinite
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class FinetuneTrainer(Trainer):
         self.counts[1] += self.supervised(inputs)
         self.counts[2] += inputs["input_ids"].numel()
         loss = super().training_step(model, inputs, num_items_in_batch)
-        self.check_finite(loss, "the loss", rows)
+        check_finite(loss, "the loss", self.state.global_step + 1, self.ids_of([rows]))
         self.rows_of_step.append(rows)
         return loss
 
@@ -84,14 +84,14 @@ class FinetuneTrainer(Trainer):
         steps and goes on."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if norm is not None and not self.args.fp16:
-            self.check_finite(norm, "the gradient norm", torch.cat(self.rows_of_step))
+            ids = self.ids_of(self.rows_of_step)
+            check_finite(norm, "the gradient norm", self.state.global_step + 1, ids)
         self.rows_of_step = []
         return norm
 
-    def check_finite(self, value: torch.Tensor | float, what: str, rows: torch.Tensor) -> None:
-        if not isfinite(value):
-            names = [self.train_dataset[index]["id"] for index in rows.tolist()]
-            check_finite(float(value), what, self.state.global_step + 1, names)
+    def ids_of(self, rows: list[torch.Tensor]) -> Callable[[], list[str]]:
+        """The ids of training rows, not looked up yet."""
+        return lambda: [self.train_dataset[i]["id"] for i in torch.cat(rows).tolist()]
 
     def supervised(self, inputs: dict) -> torch.Tensor:
         """Tokens of a batch that the loss is taken on."""
@@ -113,7 +113,8 @@ class FinetuneTrainer(Trainer):
             self.stopper.stop(self.control)
             return {}
         nll, tokens, correct = totals.tolist()
-        check_finite(nll / tokens, "the validation loss", self.state.global_step, ["of validation"])
+        step, rows = self.state.global_step, lambda: ["of validation"]
+        check_finite(nll / tokens, "the validation loss", step, rows)
         metrics = {f"{metric_key_prefix}_loss": nll / tokens}
         metrics[f"{metric_key_prefix}_{self.accuracy}"] = correct / tokens
         self.log(metrics)

@@ -23,6 +23,21 @@ def saved_shapes(folder: Path) -> TensorShapes:
     return shapes
 
 
+def found_shapes(folder: Path, expected: TensorShapes) -> TensorShapes:
+    """Those of the files of a folder, by the names expected of the architecture.
+
+    Of a model that sees images too, as Qwen 3.5 does, transformers takes the part that reads. It
+    reads that with the prefix of the whole and without (conversion_mapping.py, qwen3_5_text), and
+    writes it with the prefix unless the model was dequantized.
+    """
+
+    def known(name: str) -> str:
+        short = name.replace("model.language_model.", "model.", 1)
+        return short if name not in expected and short in expected else name
+
+    return {known(name): shape for name, shape in saved_shapes(folder).items()}
+
+
 def current_name(name: str) -> str:
     """The first BERT models were saved with TensorFlow's names, which transformers still reads."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
@@ -54,7 +69,7 @@ def expected_shapes(
 
 def verify(folder: Path, expected: TensorShapes, tied: dict[str, str]) -> dict[str, int]:
     """Raise UserError unless every expected tensor is there, whole, and nothing else is."""
-    found = saved_shapes(folder)
+    found = found_shapes(folder, expected)
     faults = list(differences(found, expected, tied))
     if faults:
         raise UserError(
