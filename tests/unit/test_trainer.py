@@ -179,6 +179,17 @@ def test_accumulation_changes_neither_loss_nor_gradient(train, micro, accumulati
     assert after == pytest.approx(before, rel=1e-4)
 
 
+def test_validation_takes_rows_of_like_length_together_and_each_once(train):
+    held_out = rows(9, start=40)
+    trainer, _ = train(validation=held_out)
+    batches = list(trainer.get_eval_dataloader())
+    assert [len(batch["row"]) for batch in batches] == [4, 4, 1]
+    seen = [row for batch in batches for row in batch["row"].tolist()]
+    lengths = [held_out[row]["length"] for row in seen]
+    assert sorted(seen) == list(range(9))
+    assert lengths == sorted(lengths, reverse=True) != [row["length"] for row in held_out]
+
+
 def packs(made, capacity=24):
     table = pa.Table.from_pylist(made)
     packed = [pack for batch in packed_batches(table, capacity) for pack in batch.to_pylist()]

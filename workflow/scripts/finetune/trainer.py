@@ -18,7 +18,7 @@ from finetune.cli import UserError
 from finetune.counters import save_counters
 from finetune.encoding import IGNORED
 from finetune.guards import check_finite
-from finetune.sampling import LengthGroups
+from finetune.sampling import LengthGroups, by_length
 from finetune.scores import scores_in_pieces
 from finetune.stopping import Stopper
 
@@ -67,6 +67,10 @@ class FinetuneTrainer(Trainer):
         sampler = LengthGroups(rows["length"][:], size, seed, self.grouped, **split)
         self.add_callback(sampler)
         return sampler
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> list[int]:
+        """Rows of like length side by side. Sums over all rows need no order."""
+        return next(by_length(eval_dataset["length"][:], len(eval_dataset)))
 
     def training_step(self, model: Any, inputs: dict, num_items_in_batch: Any = None) -> Any:
         rows, _ = inputs.pop("row"), inputs.pop("row_of_position", None)
