@@ -5,7 +5,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
-from finetune.adapter import LEAN, AddAdapter, dropped, keep_mask, lean
+from finetune.adapter import LEAN, AddAdapter, draw_seed, dropped, keep_mask, lean, random_words
 
 SIZES = [(6, 10), (10, 4)]
 
@@ -60,7 +60,9 @@ def test_gradients_are_right_for_the_mask_that_was_drawn():
     """Against differences of the function itself, in double precision."""
     out, x = torch.randn(4, 5), torch.randn(4, 6)
     matrices = torch.randn(3, 6), torch.randn(5, 3)
-    mask = bits(torch.rand(4, 6) > 0.4)
+    share, seed = 0.4, torch.tensor(7)
+    mask = keep_mask(torch.empty(4, 6), share, seed)
+    assert {0, -1} == set(mask.flatten().tolist())
 
     def plain(out, x, a, b):
         return out - 0.7 * (x * mask) @ a.T @ b.T
@@ -68,7 +70,7 @@ def test_gradients_are_right_for_the_mask_that_was_drawn():
     given = [tensor.requires_grad_() for tensor in (out, x, *matrices)]
     weights = torch.randn(4, 5)
     wanted = torch.autograd.grad((plain(*given) * weights).sum(), given)
-    found = torch.autograd.grad((AddAdapter.apply(*given, mask, 0.7) * weights).sum(), given)
+    found = torch.autograd.grad((AddAdapter.apply(*given, share, seed, 0.7) * weights).sum(), given)
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -84,7 +86,7 @@ def test_dropout_drops_its_share_and_keeps_the_expectation(share):
     out = layer(x)
     assert not torch.equal(out[0], out[1])
     torch.testing.assert_close(out.mean(0), whole, rtol=0.02, atol=0.02)
-    mask = keep_mask(torch.empty(1000, 77), share)
+    mask = keep_mask(torch.empty(1000, 77), share, torch.tensor(3))
     kept = -mask.float()
     assert torch.equal(mask, bits(kept == 1))
     assert kept.mean() == pytest.approx(1 - round(share * 256) / 256, abs=0.005)
@@ -119,10 +121,32 @@ def test_checkpointed_layers_draw_their_masks_again():
 
 
 def test_the_same_seed_draws_the_same_mask():
-    """What checkpointed activations and a resumed run rely on."""
-    draws = [keep_mask(torch.manual_seed(4) and torch.empty(3, 50), 0.3) for _ in range(2)]
-    assert torch.equal(*draws)
-    assert not draws[0].all()
+    """What the backward pass, checkpointed activations and a resumed run rely on."""
+    x, cpu = torch.empty(3, 50), torch.device("cpu")
+    seeds = [torch.manual_seed(4) and draw_seed(cpu) for _ in range(2)]
+    one, two, other = (keep_mask(x, 0.3, seed) for seed in (*seeds, draw_seed(cpu)))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not one.all()
+
+
+def test_random_words_are_those_that_others_have_of_splitmix64():
+    """rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64"""
+    known = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+    assert [word % 2**64 for word in random_words(4, torch.tensor(1234567)).tolist()] == known
+
+
+@pytest.mark.parametrize("seed", [0, 1, -1, 2**62])
+def test_bytes_of_a_mask_are_as_likely_as_each_other(seed):
+    """Pearson's chi-squared of each of the eight bytes of a word: of 255 degrees of freedom, above
+    347 in one of 10,000 cases. And neighbours know nothing of each other."""
+    drawn = random_words(200_000, torch.tensor(seed)).view(torch.uint8).view(-1, 8).int()
+    for column in drawn.T:
+        counts = torch.bincount(column, minlength=256).float()
+        assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < 347
+    small = (drawn.flatten() < 13).float()
+    together = (small[1:] * small[:-1]).mean()
+    assert together == pytest.approx((13 / 256) ** 2, rel=0.05)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -111,12 +111,12 @@ def inputs(shapes: Shapes) -> int:
 
 def adapter_inputs(shapes: Shapes, job: Job) -> int:
     """What adapters keep besides their rank-r product. Those of `adapter` keep their input, which
-    is shared as that of trained layers is, and a byte of mask."""
+    is shared as that of trained layers is, and no mask."""
     layers = shapes.adapted(job.targets)
     wide = sum(x.in_features * x.count for x in layers) // shapes.layers
     narrow = sum(x.count for x in layers) * job.rank * 2 // shapes.layers
     if has_lean_adapters(job):
-        return narrow + min(inputs(shapes), 2 * wide) + (wide if job.dropout else 0)
+        return narrow + min(inputs(shapes), 2 * wide)
     return narrow + wide * (2 + dropout_mask(job))
 
 

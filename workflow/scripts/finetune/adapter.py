@@ -3,7 +3,7 @@
 peft takes the input of an adapter to fp32 (on a CPU always; its question whether autocast is on
 speaks of CUDA), draws its dropout as fp32 numbers, and adds up two outputs, each step with its own
 record for the backward pass. Here a layer keeps its input, which its neighbours share, the rank-r
-product, and one byte of mask an element. With W the weight, A and B the adapter, s its scale, m the
+product, and the seed of its mask. With W the weight, A and B the adapter, s its scale, m the
 mask and x a row:  y = W x + s B A (m x)  (Hu et al. 2021, arXiv 2106.09685, section 4.1).
 """
 
@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 LEVELS = 256
 """In which one byte tells shares of dropout apart."""
+MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def lean(model: torch.nn.Module) -> None:
@@ -43,9 +44,9 @@ class LeanForward:
             return super().forward(x, *args, **kwargs)
         [name] = self.active_adapters
         out, share = self.base_layer(x), self.share()
-        mask = keep_mask(x, share) if share else None
+        seed = draw_seed(x.device) if share else None
         matrices = self.lora_A[name].weight, self.lora_B[name].weight
-        return AddAdapter.apply(out, x, *matrices, mask, self.scaling[name] / (1 - share))
+        return AddAdapter.apply(out, x, *matrices, share, seed, self.scaling[name] / (1 - share))
 
     def share(self) -> float:
         """That dropout drops: some where some was asked for, and never all."""
@@ -71,19 +72,39 @@ else:
     LEAN[Linear4bit] = LeanLinear4bit
 
 
-def keep_mask(x: torch.Tensor, share: float) -> torch.Tensor:
-    """Bytes of the shape of x: all bits set for what dropout keeps, none for the `share`, in steps
-    of 1/256, that it drops.
+def draw_seed(device: torch.device) -> torch.Tensor:
+    """From torch's own generator, which checkpoints hold, and on the device: nothing waits."""
+    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
 
-    Eight elements to each drawn number: torch's own dropout draws one for each, which takes a
+
+def keep_mask(x: torch.Tensor, share: float, seed: torch.Tensor) -> torch.Tensor:
+    """Bytes of the shape of x: all bits set for what dropout keeps, none for the `share`, in steps
+    of 1/256, that it drops. The same for the same seed.
+
+    Eight elements to each random number: torch's own dropout draws one for each, which takes a
     tenth of the time of a step on a CPU. Comparing bytes takes as long as drawing them; limits,
     which need no result of another type, a tenth of that.
     """
-    size = (x.numel() + 7) // 8
-    words = torch.randint(-(2**63), 2**63 - 1, (size,), dtype=torch.int64, device=x.device)
     above = LEVELS // 2 - round(share * LEVELS)  # from here on a byte, of -128 to 127, is dropped
-    drawn = words.view(torch.int8)[: x.numel()]
+    drawn = random_words((x.numel() + 7) // 8, seed).view(torch.int8)[: x.numel()]
     return drawn.clamp_(above - 1, above).sub_(above).view(x.shape)
+
+
+def random_words(count: int, seed: torch.Tensor) -> torch.Tensor:
+    """The first numbers of SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number
+    generators", figure 17). torch's generators cannot say theirs twice without a wait for the
+    device, nor inside compiled code."""
+    golden, first, second = (number - 2**64 for number in MIX)  # as signed numbers
+    words = torch.arange(1, count + 1, dtype=torch.int64, device=seed.device)
+    words.mul_(golden).add_(seed)
+    words.bitwise_xor_(shifted(words, 30)).mul_(first)
+    words.bitwise_xor_(shifted(words, 27)).mul_(second)
+    return words.bitwise_xor_(shifted(words, 31))
+
+
+def shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """To the right, with zeros on the left: torch repeats the sign."""
+    return (words >> bits).bitwise_and_(2 ** (64 - bits) - 1)
 
 
 def dropped(rows: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
@@ -95,22 +116,25 @@ def dropped(rows: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
 
 
 class AddAdapter(torch.autograd.Function):
-    """out + scale * (mask * x) A^T B^T, in the type of `out`."""
+    """out + scale * (mask * x) A^T B^T, in the type of `out`. The mask is made from its share and
+    seed, and again in the backward pass."""
 
     @staticmethod
-    def forward(ctx, out, x, a, b, mask, scale):
+    def forward(ctx, out, x, a, b, share, seed, scale):
         a, b = a.to(out.dtype), b.to(out.dtype)
         x = x.to(out.dtype)
+        mask = keep_mask(x, share, seed) if share else None
         inner = dropped(x, mask) @ a.T
-        ctx.save_for_backward(x, a, b, inner, mask)
-        ctx.scale = scale
+        ctx.save_for_backward(x, a, b, inner, seed)
+        ctx.share, ctx.scale = share, scale
         flat = out.flatten(0, -2), inner.flatten(0, -2)
         return torch.addmm(*flat, b.T, alpha=scale).view(out.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
-        x, a, b, inner, mask = ctx.saved_tensors
+        x, a, b, inner, seed = ctx.saved_tensors
+        mask = keep_mask(x, ctx.share, seed) if ctx.share else None
         rows = grad.flatten(0, -2)
         grad_inner = (rows @ b) * ctx.scale
         grad_b = (rows.T @ inner.flatten(0, -2)) * ctx.scale
@@ -118,4 +142,4 @@ class AddAdapter(torch.autograd.Function):
         grad_x = None
         if ctx.needs_input_grad[1]:
             grad_x = dropped((grad_inner @ a).view(x.shape), mask)
-        return grad, grad_x, grad_a.float(), grad_b.float(), None, None
+        return grad, grad_x, grad_a.float(), grad_b.float(), None, None, None
