@@ -50,9 +50,6 @@ CODE = code_commit()  # before a later commit can be taken for the code that run
 TRAINERS = {"causal-lm": FinetuneTrainer, "sequence-classification": ClassificationTrainer}
 OPTIMIZERS = {"adamw": "adamw_torch_fused", "adamw_8bit": "adamw_8bit"}
 """Names that transformers has for them. The fused one takes a seventh of the time on a CPU."""
-VALIDATED = 2
-"""Rows of a validation batch for each of a micro-batch: without a backward pass one layer is kept
-at a time, and training keeps all, or with gradient checkpointing one and its gradients."""
 SECONDS_AFTER_WATCHDOG = 600
 """Collectives wait longer than the watchdog does: it shows where ranks are, they only end."""
 
@@ -121,7 +118,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
         bf16=dtype is torch.bfloat16,
         fp16=dtype is torch.float16,
         per_device_train_batch_size=args.micro_batch,
-        per_device_eval_batch_size=VALIDATED * args.micro_batch,
+        per_device_eval_batch_size=args.micro_batch,
         gradient_accumulation_steps=split_batch(
             plan["global_batch"], args.micro_batch, args.world_size
         ),
