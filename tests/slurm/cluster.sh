@@ -6,7 +6,7 @@
 #
 # `start` leaves a running cluster of that size alone, and starts again a node that died. It
 # installs what is missing. Exit code 77: it cannot run here, and the message says why; tests then
-# skip. Where `CI` is set it is 1, and they fail.
+# skip. On GitHub it is 1, and they fail.
 # Needs no systemd, cgroups, accounting or GPU.
 set -euo pipefail
 
@@ -18,7 +18,7 @@ export SLURM_CONF=$CONF # daemons look for gres.conf and cgroup.conf beside it
 
 cannot() {
     echo "cluster.sh: $1" >&2
-    [ -n "${CI:-}" ] && exit 1
+    [ -n "${GITHUB_ACTIONS:-}" ] && exit 1
     exit 77
 }
 
