@@ -12,9 +12,9 @@ plan        outlook, shapes, memory, activations, host, devices, gpu_models, bat
 launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk, deadline,
             peaks
 cluster     cluster (asked by the Snakefile before the first job)
-training    training, modeling, adapter, head, compiling, varlen, trainer, collator, classification,
-            sampling, scores, guards, checkpoints, counters, stopping, faults, watchdog, progress,
-            metric_lines, spikes, training_record, heap
+training    training, modeling, quantizing, adapter, head, compiling, varlen, trainer, collator,
+            classification, sampling, scores, guards, checkpoints, counters, stopping, faults,
+            watchdog, progress, metric_lines, spikes, training_record, heap
 after it    model_card, generation, summary, class_tables, figures
 everywhere  cli, imports, files, parallel, provenance
 """

@@ -100,6 +100,9 @@ def placement(settings: dict, local_rank: int) -> dict:
 def quantization(section: dict):
     from transformers import BitsAndBytesConfig
 
+    from finetune.quantizing import quantize_quickly_on_cpu
+
+    quantize_quickly_on_cpu()
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type=section["type"],
