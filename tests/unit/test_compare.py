@@ -48,20 +48,25 @@ MEMORY = {
     "process": {"predicted": 1_500_000_000, "corrected": 2_000_000_000, "measured": 2_082_115_584},
     "node": {"predicted": 3_000_000_000, "corrected": None, "measured": 4_500_000_000},
 }
+UNCALIBRATED = {
+    "process": {"predicted": 1_487_351_939, "corrected": None, "measured": 2_082_115_584},
+    "node": {"predicted": 2_500_000_000, "corrected": None, "measured": 3_500_000_000},
+}
 
 
 def facts(dataset, **changes):
-    """train.json, as far as the table reads it. Older code wrote no `memory`."""
+    """train.json, as far as the table reads it."""
     return {
         "model_name": "small",
         "dataset_name": dataset,
         "settings": {"method": "qlora", "launch": "ddp"},
         "tokens_per_second": 1480.25,
         "peak_memory": {"host": 2_082_115_584},
-        "predicted_memory": 1_487_351_939,
+        "memory": UNCALIBRATED,
         "wall_seconds": 90.0,
         "world_size": 2,
         "steps": 1200,
+        "events": [],
         "code": NOW,
     } | changes
 
@@ -158,8 +163,8 @@ def test_tsv_holds_exact_values_by_dataset_with_the_baseline_first(results, monk
         "peak_memory_of": "GPU",
         "predicted_memory_gb": "1.487351939",
         "corrected_memory_gb": "",
-        "host_memory_gb": "",
-        "predicted_host_gb": "",
+        "host_memory_gb": "3.5",
+        "predicted_host_gb": "2.5",
         "wall_minutes": "1.5",
         "world_size": "2",
         "steps": "1200",
@@ -198,7 +203,8 @@ def test_html_shows_shares_as_percentages_and_units(results, monkeypatch):
     assert cells(html, "b-full") == [
         *("small", "full", "zero3"),
         *("<b>0.750</b>", "<b>2.117</b>", "80.0%", "<b>50.0%</b>", "91.2%", "40.0%"),
-        *("1,480", "1.5", "2", "1,200", "1.25 GPU", "1.49", "", "", "", "0000000 older code"),
+        *("1,480", "1.5", "2", "1,200", "1.25 GPU", "1.49", "", "3.50", "2.50"),
+        "0000000 older code",
     ]
     assert cells(html, "a-qlora")[-6:-1] == ["2.08 host", "1.50", "2.00", "4.50", "3.00"]
     assert "nats per supervised token" in html
@@ -273,6 +279,7 @@ def test_memory_figure_tells_the_gpu_from_the_host(results, monkeypatch):
     assert text.count("measured, host") == 2
     assert text.count("memory (GB = 1e9 bytes)") == 2
     shown = {"1.49": 2, "2.08": 2, "1.25": 1, "1.50": 1, "2.00": 1, "3.00": 1, "4.50": 1}
+    shown |= {"2.50": 2, "3.50": 2}
     assert {number: text.count(number) for number in shown} == shown
 
 

@@ -75,7 +75,7 @@ def test_the_record_holds_what_plans_are_made_from(
     record = fetch(tiny_model, tmp_path / "out", monkeypatch)
     assert recorded(record["shapes"]) == shapes_in(tiny_model, False)
     assert recorded(None) is None
-    assert recorded({"parameters": 1}) is None  # of older code
+    assert recorded({"parameters": 1}) is None  # of other code
 
 
 def test_untied_weights_are_counted_twice(

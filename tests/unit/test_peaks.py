@@ -129,22 +129,22 @@ def test_a_gpu_held_what_the_allocator_took_at_its_peak_and_what_is_beside_it(mo
     assert gpu_memory(0) == {"gpu": 60 + 15, "gpu_reserved": 60, "gpu_allocated": 50}
 
 
+PLANNED = {
+    "total": 10,
+    "host": {"train": 20},
+    "cpu": False,
+    "calibration": {"process": {"corrected": 12}, "node": None},
+}
+
+
 def test_predicted_and_measured_stand_side_by_side():
-    plan = {"total": 10, "host": {"train": 20}, "calibration": {"process": {"corrected": 12}}}
-    assert compared(plan, {"gpu": 11, "host": 4, "host_node": 9}) == {
+    assert compared(PLANNED, {"gpu": 11, "host": 4, "host_node": 9}) == {
         "process": {"predicted": 10, "corrected": 12, "measured": 11},
         "node": {"predicted": 20, "corrected": None, "measured": 9},
     }
 
 
-@pytest.mark.parametrize("plan", [{"total": 10}, {"total": 10, "calibration": {"process": None}}])
-def test_a_plan_of_older_code_predicted_less(plan):
-    assert compared(plan, {"host": 4, "host_node": 9}) == {
-        "process": {"predicted": 10, "corrected": None, "measured": None},
-        "node": {"predicted": None, "corrected": None, "measured": 9},
-    }
-
-
-def test_on_a_cpu_the_process_is_on_the_host():
-    plan = {"total": 10, "cpu": True}
-    assert compared(plan, {"host": 4, "host_node": 9})["process"]["measured"] == 4
+@pytest.mark.parametrize(("cpu", "measured"), [(True, 4), (False, None)])
+def test_without_a_gpu_the_process_is_on_the_host_if_that_was_planned(cpu, measured):
+    found = compared(PLANNED | {"cpu": cpu}, {"host": 4, "host_node": 9})
+    assert found["process"]["measured"] == measured

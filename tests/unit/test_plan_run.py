@@ -234,7 +234,7 @@ def test_oversubscription_is_allowed_with_a_warning(capsys) -> None:
     assert "started all the same: allow_oversubscription" in said
 
 
-EVALUATED = {"gpu_memory_gb": None, "gpu_model": None, "allow_oversubscription": False}
+EVALUATED = {"allow_oversubscription": False, "evaluation": {"gpus": 1}}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ EVALUATED = {"gpu_memory_gb": None, "gpu_model": None, "allow_oversubscription":
     [(15, 1, None), (14.8, 1, 2), (7.5, 2, None), (7.4, 2, 3), (4, 1, 4), (80, 8, None)],
 )
 def test_a_model_is_evaluated_where_it_fits(gigabytes, gpus, needed) -> None:
-    settings = EVALUATED | ({"evaluation": {"gpus": gpus}} if gpus > 1 else {})
+    settings = EVALUATED | {"evaluation": {"gpus": gpus}}
     device = Device(gigabytes * 1e9, "NVIDIA X")
     if needed is None:
         check_evaluation(settings, SHAPES, device)
@@ -379,9 +379,6 @@ def test_packs_are_as_long_as_they_are_and_supervised_throughout() -> None:
     packed = lint(4096) | {"packing": {"used": True}}
     run = job_of(settings_of(), SHAPES, packed, Device(80e9, ""))
     assert (run.length, run.supervised, run.attention) == (4096, 4096, "sdpa")
-    older = lint(4096)
-    del older["train"]["most_supervised"]
-    assert job_of(settings_of(), SHAPES, older, Device(80e9, "")).supervised == 4096
 
 
 @pytest.mark.parametrize(("longest", "attention"), [(256, "eager"), (257, "sdpa")])

@@ -2,8 +2,6 @@
 
 import pytest
 
-from finetune.files import write_json
-from finetune.plans import read_plan
 from finetune.resources import baseline_mem_mb, disk_mb, mem_mb, merge_minutes, train_minutes
 
 GB = 10**9
@@ -17,7 +15,6 @@ PLAN = {
     },
     "time": None,
 }
-OLDER = {"world_size": 2, "memory": {"total": 1 * GB}}
 
 
 @pytest.mark.parametrize(
@@ -41,14 +38,6 @@ def test_earlier_trainings_correct_the_memory_of_training_alone():
     assert mem_mb(plan, "merge", 1) == 55_500
 
 
-def test_a_plan_of_older_code_asks_for_what_that_code_did():
-    asked = [mem_mb(OLDER, stage, 1) for stage in ("train", "merge", "evaluate")]
-    assert asked == [32_000, 64_000, 32_000]
-    assert mem_mb(OLDER, "merge", 2) == 96_000
-    assert [disk_mb(OLDER, stage) for stage in ("train", "merge")] == [0, 0]
-    assert (train_minutes(OLDER), merge_minutes(OLDER)) == (None, 120)
-
-
 def test_disk():
     assert [disk_mb(PLAN, stage) for stage in ("train", "merge")] == [3300, 2200]
 
@@ -69,18 +58,3 @@ def test_a_base_model_is_sized_by_its_record():
     model = {"parameters": 7 * GB}
     assert baseline_mem_mb(model, 1) == 19_200
     assert baseline_mem_mb(model, 2) == 28_800
-
-
-def test_a_plan_of_older_code_is_read_with_what_it_lacks(tmp_path):
-    older = OLDER | {"settings": {"gradient_checkpointing": True}}
-    write_json(tmp_path / "plan.json", older)
-    plan = read_plan(tmp_path / "plan.json")
-    assert plan["gradient_checkpointing"] is True
-    assert (plan["settings"]["nodes"], plan["settings"]["compile"]) == (1, False)
-    assert plan["memory"] == {"total": GB, "disk": None, "host": {}, "calibration": {}}
-    decided = PLAN | {
-        "gradient_checkpointing": False,
-        "settings": {"gradient_checkpointing": "auto", "nodes": 2, "compile": True},
-    }
-    write_json(tmp_path / "plan.json", decided)
-    assert read_plan(tmp_path / "plan.json") == decided

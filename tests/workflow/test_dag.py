@@ -182,7 +182,8 @@ def write_plans(folder: Path) -> None:
     host = {"train": 10e9, "merge": 5e9, "evaluate": 3e9}
     disk = {"train": 2e9, "merge": 1e9}
     for run in ("intents-qlora", "intents-full"):
-        plan = {"world_size": 2, "memory": {"host": host, "disk": disk}}
+        memory = {"host": host, "disk": disk, "calibration": {"process": None, "node": None}}
+        plan = {"memory": memory, "time": None}
         path = folder / "results" / "runs" / run / "plan.json"
         path.parent.mkdir(parents=True)
         write_json(path, plan)

@@ -93,16 +93,3 @@ def test_neither_resources_nor_what_runs_taught_make_anything_again(copied: Path
         cwd=copied,
     )
     assert "Nothing to be done" in done.stdout
-
-
-def test_a_plan_of_older_code_is_enough(copied: Path) -> None:
-    """It predicted one number for the GPU, and nothing else."""
-    path = copied / RUN / "plan.json"
-    older = read_json(path)
-    older["memory"] = {"parts": {}, "total": 10**9, "available": None, "device": "none"}
-    write_json(path, {key: value for key, value in older.items() if key != "time"})
-    rules = ("--forcerun", "train", "merge", "evaluate_run")
-    done = snakemake("-n", "--cores", "2", "--configfile", "config.yaml", *rules, cwd=copied)
-    assert done.returncode == 0, done.stdout
-    [job] = started(copied, "--forcerun", "train")
-    assert (job["mem_mb"], job["disk_mb"]) == (32000, 0)

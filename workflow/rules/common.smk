@@ -120,7 +120,7 @@ def trained_as_configured(wildcards):
     if not Path(folder, "trained").is_dir() or not Path(folder, "train.json").exists():
         return False
     now = stages.train_settings(run_of(wildcards), model_of(wildcards))
-    return json.loads(Path(folder, "train.json").read_text()).get("settings") == now
+    return json.loads(Path(folder, "train.json").read_text())["settings"] == now
 
 
 def keep_trained(job, reason):
@@ -144,9 +144,7 @@ def plan_settings(wildcards):
     plan = Path("results", "runs", wildcards.run, "plan.json")
     if plan.exists() and trained_as_configured(wildcards):
         then = json.loads(plan.read_text())["settings"]
-        # without what is new since: an older version of this workflow may have known fewer keys
-        now = {k: v for k, v in now.items() if k in then or k not in stages.PLAN_ONLY}
-        now |= {key: then[key] for key in stages.PLAN_ONLY if key in then}
+        now |= {k: v for k, v in then.items() if k in stages.PLAN_ONLY}
     return json.dumps(now)
 
 

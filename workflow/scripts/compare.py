@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 TEXT_SCORES = ("loss", "perplexity", "token_accuracy", "code")
 CLASS_SCORES = ("loss", "accuracy", "macro_f1", "per_class", "confusion_matrix", "code")
 FACTS = (
-    *("model_name", "dataset_name", "settings", "tokens_per_second", "peak_memory"),
-    *("wall_seconds", "world_size", "steps", "code"),
+    *("model_name", "dataset_name", "settings", "tokens_per_second", "peak_memory", "memory"),
+    *("wall_seconds", "world_size", "steps", "events", "code"),
 )
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     facts = {name: load(folder / "train.json", FACTS) for name, folder in args.run}
     runs = [run_row(n, f, found, now) for (n, f), found in zip(facts.items(), scores, strict=True)]
     curves = {name: read_curves(folder / "metrics.jsonl") for name, folder in args.run}
-    events = {name: f.get("events", []) for name, f in facts.items()}  # older code wrote none
+    events = {name: f["events"] for name, f in facts.items()}
     rows = baselines + runs  # in this order under each data set
     write_text(args.output / "summary.tsv", as_tsv(rows))
     write_text(args.output / "summary.html", as_html(rows, sections(runs, scores)))

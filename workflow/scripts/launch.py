@@ -30,7 +30,6 @@ from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
 from finetune.nodes import Nodes, check_nodes
-from finetune.plans import read_plan
 from finetune.processes import STOPS, block_stops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,7 +49,7 @@ THREAD_VARIABLES = (
 def main() -> None:
     block_stops()
     args = parse()
-    plan, state = read_plan(args.plan), args.output.parent / "checkpoints"
+    plan, state = read_json(args.plan), args.output.parent / "checkpoints"
     nodes = Nodes(plan["settings"]["nodes"], args.threads)
     check_nodes(args.gpus, nodes.count)
     state.mkdir(parents=True, exist_ok=True)

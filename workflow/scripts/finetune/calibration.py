@@ -120,7 +120,7 @@ def finished(record: dict, plan: dict, longest: int) -> Finished:
     """The line of a run, from its train.json and plan.json."""
     memory, settings = record["memory"], record["settings"]
     on_cpu = record["device"] == "CPU"
-    as_planned = on_cpu == plan["memory"].get("cpu", False)
+    as_planned = on_cpu == plan["memory"]["cpu"]
     as_planned &= record["world_size"] == plan["world_size"]
     return Finished(
         run=record["run"],

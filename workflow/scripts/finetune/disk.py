@@ -10,11 +10,9 @@ from finetune.cli import UserError
 from finetune.devices import GB
 
 
-def check_space(state: Path, disk: dict[str, int] | None) -> None:
+def check_space(state: Path, disk: dict[str, int]) -> None:
     """`disk` of plan.json: the checkpoints that are kept, one more while it is written, and the
-    result. One of older code has none."""
-    if disk is None:
-        return
+    result."""
     there = sum(p.stat().st_size for c in found(state) for p in c.rglob("*") if p.is_file())
     needed, free = disk["train"] - there, shutil.disk_usage(state).free
     if needed > free:

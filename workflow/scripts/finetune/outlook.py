@@ -10,7 +10,7 @@ from finetune.activations import EAGER_UP_TO
 from finetune.advice import Request, correction, refusal
 from finetune.calibration import Finished, History
 from finetune.cli import UserError, say
-from finetune.config import Lora
+from finetune.config import Lora, Quantization
 from finetune.devices import GB, Device
 from finetune.host import disk_space, host_memory
 from finetune.memory import Job, predicted, training_memory
@@ -24,8 +24,9 @@ one shrink with `evaluation.batch_size`, and the weights do not."""
 
 def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
     """What the settings and the data say; micro-batch and checkpointing are still open. Methods
-    that the run could have had instead take the default adapters."""
+    that the run could have had instead take the default adapters and quantization."""
     lora = settings.get("lora") or Lora().model_dump()
+    quantization = settings.get("quantization") or Quantization().model_dump()
     targets, train = lora["target_modules"], lint["train"]
     return Job(
         method=settings["method"],
@@ -34,8 +35,7 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         per_node=settings["gpus"],
         micro=1,
         length=train["longest"],
-        # older data checks lack it
-        supervised=train.get("most_supervised", train["longest"]),
+        supervised=train["most_supervised"],
         checkpointing=True,
         # modeling.default_attention; FlashAttention, of which a plan does not know, takes less
         attention=settings["attention"]
@@ -44,9 +44,9 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         rank=lora["rank"],
         targets=targets if isinstance(targets, str) else tuple(targets),
         dropout=lora["dropout"],
-        double=settings.get("quantization", {}).get("double", True),
+        double=quantization["double"],
         classes=len(lint["labels"]) if lint["labels"] else None,
-        optimizer=settings["optimizer"].get("name", "adamw"),
+        optimizer=settings["optimizer"]["name"],
     )
 
 
@@ -85,7 +85,7 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
 def check_evaluation(settings: dict, shapes: Shapes, device: Device) -> None:
     """A model is evaluated whole and in 16 bit, however it was trained. Raises UserError, with
     what to set, where `evaluation.gpus` do not hold it."""
-    gpus, needed = settings.get("evaluation", {}).get("gpus", 1), shapes.parameters * 2 * GENERATED
+    gpus, needed = settings["evaluation"]["gpus"], shapes.parameters * 2 * GENERATED
     if device.cpu or needed <= gpus * device.available:
         return
     text = (

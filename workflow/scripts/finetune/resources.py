@@ -1,7 +1,6 @@
 """What jobs ask Snakemake, and so SLURM, for: memory and disk in MB of 1e6 bytes, time in minutes.
 
-From plan.json, which holds what earlier runs taught too. One of older code lacks some of it: then
-what that code asked for.
+From plan.json, which holds what earlier runs taught too.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ MARGIN = 1.1
 """Above what is predicted, in memory and on disk."""
 BESIDE = 500
 """MB in a job beside its processes: Snakemake, and the shell in it."""
-OLDER = {"train": 16_000, "merge": 64_000, "evaluate": 32_000}
-"""MB, for `train` by GPU."""
 TIME_MARGIN, BEGINNING = 1.5, 10
 """Of what is expected, and minutes. A training that meets its limit saves, and goes on when it is
 submitted again: little is lost where this is not enough."""
@@ -25,11 +22,7 @@ MERGE_MINUTES, MINUTES_PER_GB = 120, 4
 
 def mem_mb(plan: dict, stage: str, attempt: int) -> int:
     """Host memory of a node for `train`, `merge` or `evaluate`."""
-    needed = host_bytes(plan["memory"], stage)
-    if needed is None:
-        gpus = plan["world_size"] if stage == "train" else 1
-        return grown(OLDER[stage] * gpus, attempt)
-    return grown(needed * MARGIN / 1e6 + BESIDE, attempt)
+    return grown(host_bytes(plan["memory"], stage) * MARGIN / 1e6 + BESIDE, attempt)
 
 
 def grown(first: float, attempt: int) -> int:
@@ -37,10 +30,10 @@ def grown(first: float, attempt: int) -> int:
     return round(first * (1 + (attempt - 1) / 2))
 
 
-def host_bytes(memory: dict, stage: str) -> int | None:
+def host_bytes(memory: dict, stage: str) -> int:
     """As earlier runs correct it, where there are any: they were trainings."""
-    correction = memory.get("calibration", {}).get("node") if stage == "train" else None
-    return correction["corrected"] if correction else memory.get("host", {}).get(stage)
+    correction = memory["calibration"]["node"] if stage == "train" else None
+    return correction["corrected"] if correction else memory["host"][stage]
 
 
 def baseline_mem_mb(model: dict, attempt: int) -> int:
@@ -49,15 +42,15 @@ def baseline_mem_mb(model: dict, attempt: int) -> int:
 
 
 def disk_mb(plan: dict, stage: str) -> int:
-    return round(plan["memory"].get("disk", {}).get(stage, 0) * MARGIN / 1e6)
+    return round(plan["memory"]["disk"][stage] * MARGIN / 1e6)
 
 
 def train_minutes(plan: dict) -> int | None:
     """None where no earlier run tells how fast this one will be."""
-    time = plan.get("time")
+    time = plan["time"]
     return time and BEGINNING + ceil(time["seconds"] * TIME_MARGIN / 60)
 
 
 def merge_minutes(plan: dict) -> int:
-    loaded = plan["memory"].get("host", {}).get("merge", 0)
+    loaded = plan["memory"]["host"]["merge"]
     return max(MERGE_MINUTES, ceil(loaded / 1e9 * MINUTES_PER_GB))

@@ -50,8 +50,6 @@ def run_settings(run: Run, exclude: dict) -> dict:
     """A run without the sections that its method does not read."""
     idle = set(METHOD_SECTIONS["qlora"]) - set(METHOD_SECTIONS[run.method])
     unused = dict.fromkeys({"merge", *idle}, True)
-    if run.optimizer.name == "adamw":  # as before there was another: no run is made again
-        unused["optimizer"] = {"name"}
     return run.model_dump(by_alias=True, exclude=unused | exclude)
 
 
@@ -59,9 +57,7 @@ def plan_settings(run: Run, dataset: Dataset, model: Model) -> dict:
     unused = ("schedule", "log_every", "validate_every", "seed")
     settings = run_settings(run, dict.fromkeys(unused, True))
     settings |= check_settings(dataset) | code_settings(model)
-    if dataset.evaluation.gpus > 1:  # with 1, as before there was the key: no plan is made again
-        settings["evaluation"] = dataset.evaluation.model_dump(include={"gpus"})
-    return settings
+    return settings | {"evaluation": dataset.evaluation.model_dump(include={"gpus"})}
 
 
 def train_settings(run: Run, model: Model) -> dict:

@@ -134,18 +134,16 @@ def run_row(name: str, facts: dict, scores: dict, now: str | None) -> dict:
 
 
 def memory_cells(facts: dict) -> dict:
-    """Measured beside predicted. Records of older code have less of it."""
-    peak = facts["peak_memory"]
-    older = {"process": {"predicted": facts.get("predicted_memory")}, "node": {}}
-    memory = facts.get("memory", older)
+    """Measured beside predicted."""
+    peak, memory = facts["peak_memory"], facts["memory"]
     process, node = memory["process"], memory["node"]
     sizes = {
         "peak_memory_gb": peak.get("gpu", peak["host"]),
-        "predicted_memory_gb": process.get("predicted"),
-        "corrected_memory_gb": process.get("corrected"),
-        "host_memory_gb": node.get("measured"),
-        "predicted_host_gb": node.get("predicted"),
-        "corrected_host_gb": node.get("corrected"),
+        "predicted_memory_gb": process["predicted"],
+        "corrected_memory_gb": process["corrected"],
+        "host_memory_gb": node["measured"],
+        "predicted_host_gb": node["predicted"],
+        "corrected_host_gb": node["corrected"],
     }
     known = {key: size / GB for key, size in sizes.items() if size is not None}
     return known | {"peak_memory_of": "GPU" if "gpu" in peak else "host"}

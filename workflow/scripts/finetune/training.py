@@ -35,7 +35,6 @@ from finetune.metric_lines import LINES, lacks_validation
 from finetune.modeling import compute_dtype, load_for_training
 from finetune.outcome import claim
 from finetune.peaks import PeakMemory
-from finetune.plans import read_plan
 from finetune.progress import Progress
 from finetune.provenance import code_commit
 from finetune.sampling import GROUPED
@@ -55,7 +54,7 @@ SECONDS_AFTER_WATCHDOG = 600
 
 
 def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
-    settings, plan = yaml.safe_load(args.config.read_text()), read_plan(args.plan)
+    settings, plan = yaml.safe_load(args.config.read_text()), read_json(args.plan)
     # DeepSpeed calls collectives by their old names: 500 warnings a step
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     refuse_data_parallel()
@@ -123,7 +122,7 @@ def arguments(settings: dict, plan: dict, args: argparse.Namespace) -> TrainingA
             plan["global_batch"], args.micro_batch, args.world_size
         ),
         max_steps=plan["steps"],
-        optim=OPTIMIZERS[optimizer.get("name", "adamw")],
+        optim=OPTIMIZERS[optimizer["name"]],
         learning_rate=plan["learning_rate"],
         weight_decay=optimizer["weight_decay"],
         adam_beta2=optimizer["beta2"],

@@ -42,15 +42,15 @@ def run_facts(trainer: FinetuneTrainer, plan: dict, peaks: list[dict], events: l
 
 def compared(planned: dict, peak: dict[str, int]) -> dict[str, dict[str, int | None]]:
     """Predicted and measured bytes side by side: of the largest process, on its GPU where there is
-    one, and of all on the host. None: not predicted (by older code, or for a GPU that was not
-    there)."""
-    predicted = {"process": planned["total"], "node": planned.get("host", {}).get("train")}
-    on_host = peak["host"] if planned.get("cpu") else None
+    one, and of all on the host. None: uncalibrated, or not measured where the plan was for a GPU
+    and there was none."""
+    predicted = {"process": planned["total"], "node": planned["host"]["train"]}
+    on_host = peak["host"] if planned["cpu"] else None
     measured = {"process": peak.get("gpu", on_host), "node": peak["host_node"]}
     return {
         kind: {
             "predicted": predicted[kind],
-            "corrected": (planned.get("calibration", {}).get(kind) or {}).get("corrected"),
+            "corrected": (planned["calibration"][kind] or {}).get("corrected"),
             "measured": measured[kind],
         }
         for kind in measured
