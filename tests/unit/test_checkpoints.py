@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from finetune import checkpoints
+from finetune.checkpoints import check_space
 from finetune.cli import UserError
-from finetune.disk import check_space
 from finetune.facts import check_fits, differences
 
 FACTS = {
@@ -108,7 +108,7 @@ DISK = {"checkpoint": 12_020_000_000, "trained": 2_020_000_000, "train": 38_080_
 
 def test_a_disk_too_small_is_an_error_before_training(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": DISK["train"]})
-    monkeypatch.setattr("finetune.disk.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("finetune.checkpoints.shutil.disk_usage", lambda _: usage)
     check_space(tmp_path, DISK)
     usage.free = DISK["train"] - 150
     with pytest.raises(UserError, match=r"needs 38\.08 GB more .* its disk has 38\.08 free"):

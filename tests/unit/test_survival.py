@@ -25,7 +25,7 @@ from finetune.history import (
 from finetune.metric_lines import cut_back, lacks_validation, read_lines
 from finetune.outcome import claim, read_outcome
 from finetune.peaks import highest
-from finetune.spikes import usual_before_jump
+from finetune.progress import usual_before_jump
 from finetune.stopping import Stopper
 
 

@@ -23,9 +23,9 @@ import yaml
 from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.backoff import micro_batch
+from finetune.checkpoints import check_space
 from finetune.cli import UserError, describe, read_settings, run_script, say
 from finetune.deadline import END_TIME, check_time, end_of_job
-from finetune.disk import check_space
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices

@@ -9,12 +9,11 @@ tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolat
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
 plan        outlook, shapes, memory, activations, host, devices, gpu_models, batch, fitting,
             advice, neighbours, calibration, resources
-launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, disk, deadline,
-            peaks
+launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, deadline, peaks
 cluster     cluster (asked by the Snakefile before the first job)
 training    training, modeling, quantizing, adapter, head, compiling, varlen, trainer, collator,
             classification, sampling, scores, guards, checkpoints, counters, stopping, faults,
-            watchdog, progress, metric_lines, spikes, training_record, heap
+            watchdog, progress, metric_lines, training_record, heap
 after it    model_card, generation, summary, class_tables, figures
 everywhere  cli, imports, files, parallel, provenance
 """

@@ -10,6 +10,8 @@ import os
 import shutil
 from pathlib import Path
 
+from finetune.cli import UserError
+from finetune.devices import GB
 from finetune.files import read_json, write_json
 
 MANIFEST = "checkpoint.json"
@@ -85,3 +87,17 @@ def remove(checkpoint: Path) -> None:
     """The manifest goes first: half a checkpoint must not look whole."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(checkpoint, ignore_errors=True)
+
+
+def check_space(state: Path, disk: dict[str, int]) -> None:
+    """Raises UserError where the disk does not hold what a run will write: by `disk` of plan.json
+    the checkpoints that are kept, one more while it is written, and the result."""
+    there = sum(p.stat().st_size for c in found(state) for p in c.rglob("*") if p.is_file())
+    needed, free = disk["train"] - there, shutil.disk_usage(state).free
+    if needed > free:
+        raise UserError(
+            f"{state.parent} needs {needed / GB:.2f} GB more ({KEPT + 1} checkpoints of "
+            f"{disk['checkpoint'] / GB:.2f} while one is written, {disk['trained'] / GB:.2f} at "
+            f"the end), and its disk has {free / GB:.2f} free. Free some, or run Snakemake in a "
+            "folder of a larger disk."
+        )

@@ -5,16 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
+from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
+from statistics import median
 
 from transformers import TrainerCallback
 
 from finetune.cli import say
 from finetune.metric_lines import read_lines
-from finetune.spikes import WINDOW, usual_before_jump
 
 SECONDS_BETWEEN_LINES = 20
+FEWEST, WINDOW = 8, 20
+"""Logged losses to know what is usual from, at least and at most."""
+DEVIATIONS = 6.0
+"""Of a normal distribution, 1 in a billion lies so far out; losses have heavier tails."""
+SHARE = 1.3
+"""A curve that hardly moves is no reason to call its least move a jump."""
 
 
 def finite(logs: dict) -> dict:
@@ -22,6 +29,16 @@ def finite(logs: dict) -> dict:
     gradient norm, and is skipped."""
     odd = {name for name, value in logs.items() if isinstance(value, float) and not isfinite(value)}
     return {name: None if name in odd else value for name, value in logs.items()}
+
+
+def usual_before_jump(losses: Sequence[float], loss: float) -> float | None:
+    """The usual loss, if this one is far above it: a learning rate too high, or rows unlike the
+    others. By the median and the median deviation, which a jump that is not over hardly moves."""
+    if len(losses) < FEWEST:
+        return None
+    usual = median(losses)
+    spread = 1.4826 * median(abs(value - usual) for value in losses)
+    return usual if loss > usual + DEVIATIONS * spread and loss > SHARE * usual else None
 
 
 class Progress(TrainerCallback):
