@@ -14,7 +14,7 @@ from finetune.compiling import CompiledSteps, check_compiler, compile_layers
 from finetune.config import Run, complete_run
 from finetune.guards import GradientGuard
 from finetune.modeling import load_for_training
-from plan_run import check_compile
+from finetune.refusals import check_compile
 
 SETTINGS = {
     "attention": "sdpa",

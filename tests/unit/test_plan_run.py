@@ -24,7 +24,8 @@ from finetune.devices import Device, cgroup_limit, find_device, machine_memory
 from finetune.fitting import micro_batches
 from finetune.gpu_models import GPU_MODELS
 from finetune.neighbours import neighbours, table
-from finetune.outlook import check_evaluation, job_of, shapes_in
+from finetune.outlook import job_of, shapes_in
+from finetune.refusals import check_context, check_evaluation, check_rows, check_task
 from finetune.shapes import shapes_of
 from finetune.stages import plan_settings
 from lint_record import WHOLE
@@ -96,8 +97,8 @@ def test_batch_and_steps(rows, run, expected) -> None:
 
 @pytest.mark.parametrize("rows", [1, 15])
 def test_rows_that_do_not_fill_one_batch(rows) -> None:
-    plan_run.check_rows(16, 16)
-    assert refused(plan_run.check_rows, 16, rows) == (
+    check_rows(16, 16)
+    assert refused(check_rows, 16, rows) == (
         f"{rows} training rows do not fill one batch; set batch.global <= {rows}."
     )
 
@@ -389,11 +390,11 @@ def test_attention_on_a_cpu_is_by_length(longest, attention) -> None:
 
 @pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])
 def test_rows_within_the_context(context, longest) -> None:
-    plan_run.check_context(context, longest)
+    check_context(context, longest)
 
 
 def test_row_longer_than_the_context() -> None:
-    assert refused(plan_run.check_context, 2048, 2049) == (
+    assert refused(check_context, 2048, 2049) == (
         "the longest row has 2049 tokens, but the model's context is 2048; set max_length under "
         "the dataset to at most that."
     )
@@ -490,8 +491,8 @@ def test_experts_are_adapted_without_dropout_alone() -> None:
 
 
 def test_labelled_rows_and_a_classifier_belong_together() -> None:
-    plan_run.check_task("sequence-classification", lint(labels=["a", "b"]))
-    plan_run.check_task("causal-lm", lint())
+    check_task("sequence-classification", lint(labels=["a", "b"]))
+    check_task("causal-lm", lint())
 
 
 @pytest.mark.parametrize(
@@ -512,7 +513,7 @@ def test_labelled_rows_and_a_classifier_belong_together() -> None:
     ],
 )
 def test_what_does_not_belong_together_is_refused(task, lint, text) -> None:
-    assert refused(plan_run.check_task, task, lint) == text
+    assert refused(check_task, task, lint) == text
 
 
 def test_steps_count_sequences_and_not_rows(plan) -> None:

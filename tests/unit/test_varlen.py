@@ -7,8 +7,8 @@ from transformers.models.llama import modeling_llama
 
 from finetune import varlen
 from finetune.cli import UserError
+from finetune.refusals import check_attention
 from finetune.varlen import attend, why_not_varlen
-from plan_run import check_attention
 
 
 def config(name, **changes):

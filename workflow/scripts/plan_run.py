@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from finetune import cli
 from finetune.batch import split_batch
 from finetune.calibration import Finished, read
-from finetune.checks import failed_checks
 from finetune.cli import UserError, read_settings, run_script, say
 from finetune.config import Dataset, Method, Model, Run, complete_run
 from finetune.config_errors import readable
@@ -31,14 +30,16 @@ from finetune.files import read_json, write_json
 from finetune.gpu_models import GPU_MODELS
 from finetune.memory import Job
 from finetune.neighbours import neighbours, table
-from finetune.outlook import (
+from finetune.outlook import checked, job_of, memory_section, outlook, request_of, shapes_in
+from finetune.refusals import (
+    check_adapters,
+    check_attention,
+    check_compile,
+    check_context,
+    check_data,
     check_evaluation,
-    checked,
-    job_of,
-    memory_section,
-    outlook,
-    request_of,
-    shapes_in,
+    check_rows,
+    check_task,
 )
 from finetune.shapes import Shapes, recorded
 from finetune.splits import SPLITS
@@ -97,7 +98,6 @@ def parse() -> argparse.Namespace:
 def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """No option is ignored."""
     given = {name for name, value in vars(args).items() if value is not None}
-    flags = lambda names: ", ".join(f"--{x.replace('_', '-')}" for x in names)  # noqa: E731
     if "settings" not in given:
         if alone := [name for name in RULE if name in given]:
             parser.error(f"{flags(alone)}: only with --settings")
@@ -106,6 +106,10 @@ def check_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> 
         parser.error(f"{flags(free)}: not beside --settings, which say it for the run")
     if missing := [name for name in RULE if name not in given]:
         parser.error(f"--settings needs {flags(missing)}")
+
+
+def flags(names: Iterable[str]) -> str:
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)
 
 
 def earlier_runs(path: Path) -> list[Finished]:
@@ -174,49 +178,6 @@ def shapes_for(args: argparse.Namespace, model: dict, labels: list[str] | None) 
     return known or shapes_in(args.pretrained, args.settings["trust_remote_code"], labels)
 
 
-def check_data(lint: dict, checks: dict, page: Path) -> None:
-    """Data that fails a check of its dataset is not trained on."""
-    if failed := failed_checks(lint, checks):
-        raise UserError(f"the data check failed (see {page}): {' '.join(failed)}")
-
-
-def check_task(task: str, lint: dict) -> None:
-    """The task and the data must be made for each other."""
-    if task == "causal-lm" and lint["task"] != task:
-        raise UserError(
-            "this data set has a label for each row: set `task: sequence-classification` for the "
-            "run. Or, to have the label written as text, map the columns under the dataset: "
-            "`format: prompt-completion`, `columns: {prompt: text, completion: label}`."
-        )
-    if task == "sequence-classification" and lint["task"] != task:
-        raise UserError(
-            "task sequence-classification needs a label for each row, and this data set has none. "
-            "Give it the columns `text` and `label`, or map yours under the dataset: `format: "
-            "text-label`, `columns: {text: …, label: …}`."
-        )
-
-
-def check_attention(settings: dict, lint: dict, pretrained: Path) -> None:
-    if settings["attention"] == "flash_attention_2" and lint["packing"]["used"]:
-        from finetune.varlen import check_chosen  # it imports the models of transformers
-
-        check_chosen(pretrained, settings["trust_remote_code"])
-
-
-def check_compile(settings: dict) -> None:
-    """Where the plan is for a GPU, the machine that has it may have another compiler, or none: then
-    train.py asks."""
-    if settings["compile"] and find_device(settings).cpu:
-        from finetune.compiling import check_compiler  # it imports torch's
-
-        check_compiler(cpu=True)
-
-
-def check_rows(size: int, rows: int) -> None:
-    if rows < size:
-        raise UserError(f"{rows} training rows do not fill one batch; set batch.global <= {rows}.")
-
-
 def batch_plan(settings: dict, job: Job, rows: int) -> dict:
     """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
     size = settings["batch"]["global"]
@@ -249,30 +210,6 @@ def learning_rate(settings: dict, parameters: int) -> float:
     if settings["method"] == "full":
         return 1e-5 if settings["task"] == "causal-lm" else 2e-5
     return 2e-4 if parameters <= LARGE else 1e-4
-
-
-def check_adapters(lora: dict | None, shapes: Shapes) -> None:
-    """What peft would refuse, or find nowhere, when the model is loaded."""
-    targets = lora["target_modules"] if lora else []
-    if lora and lora["dropout"] and targets == "all-linear" and shapes.expert_adapters:
-        raise UserError(
-            "this model has experts in one tensor, and peft adapts such only without dropout: set "
-            "`lora: {dropout: 0}`, or name the layers in lora.target_modules."
-        )
-    names = sorted({layer.name for layer in shapes.linear})
-    if unknown := [t for t in targets if isinstance(targets, list) and t not in names]:
-        raise UserError(
-            f"lora.target_modules {', '.join(unknown)}: no such linear layer in this model; it "
-            f"has {', '.join(names)}."
-        )
-
-
-def check_context(context: int | None, longest: int) -> None:
-    if context is not None and longest > context:
-        raise UserError(
-            f"the longest row has {longest} tokens, but the model's context is {context}; set "
-            "max_length under the dataset to at most that."
-        )
 
 
 def summary(plan: dict) -> str:

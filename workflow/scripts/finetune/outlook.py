@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from pathlib import Path
 
 from finetune.activations import EAGER_UP_TO
@@ -11,15 +10,11 @@ from finetune.advice import Request, correction, refusal
 from finetune.calibration import Finished, History
 from finetune.cli import UserError, say
 from finetune.config import Lora, Quantization
-from finetune.devices import GB, Device
+from finetune.devices import Device
 from finetune.host import disk_space, host_memory
 from finetune.memory import Job, predicted, training_memory
 from finetune.neighbours import neighbours
 from finetune.shapes import Shapes, shapes_of
-
-GENERATED = 1.1
-"""Times the weights that evaluation loads: the cache and logits of a small batch. Those of a larger
-one shrink with `evaluation.batch_size`, and the weights do not."""
 
 
 def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
@@ -80,27 +75,6 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
             "because of those runs."
         )
     return job
-
-
-def check_evaluation(settings: dict, shapes: Shapes, device: Device) -> None:
-    """A model is evaluated whole and in 16 bit, however it was trained. Raises UserError, with
-    what to set, where `evaluation.gpus` do not hold it."""
-    gpus, needed = settings["evaluation"]["gpus"], shapes.parameters * 2 * GENERATED
-    if device.cpu or needed <= gpus * device.available:
-        return
-    text = (
-        "the trained model could not be evaluated: 16-bit weights, and a tenth for what is "
-        f"generated, take {needed / GB:.1f} GB, and `evaluation: {{gpus: {gpus}}}` gives it {gpus} "
-        f"x {device.available / GB:.1f} GB ({device.name}). "
-    )
-    if settings["allow_oversubscription"]:
-        say(f"plan_run: WARNING: {text}It is started all the same: allow_oversubscription.")
-        return
-    raise UserError(
-        f"{text}Set `evaluation: {{gpus: {ceil(needed / device.available)}}}` under the dataset. "
-        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
-        "Snakemake `--until merge`."
-    )
 
 
 def memory_section(request: Request, job: Job) -> dict:
