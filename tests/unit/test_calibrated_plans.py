@@ -148,12 +148,12 @@ def test_damaged_lines_are_said_and_stop_no_plan(tmp_path, capsys):
 @pytest.mark.parametrize("told", [{"gpu_memory_gb": 80.0}, {"gpu_model": "h100"}])
 def test_a_gpu_that_is_only_told_of_has_no_name(told, shapes):
     keys = settings(**told)
-    history = outlook.history_of(keys, outlook.Device(80e9, "gpu_model h100"), [])
-    assert (history.device, history.on, history.model) == (None, "gpu", "m")
+    runs = outlook.earlier_of(keys, outlook.Device(80e9, "gpu_model h100"), [])
+    assert (runs.device, runs.on, runs.model) == (None, "gpu", "m")
 
 
 def test_a_gpu_that_is_seen_and_a_cpu_have_the_names_of_their_records(shapes):
-    seen = outlook.history_of(settings(), outlook.Device(80e9, "NVIDIA H100"), [])
+    seen = outlook.earlier_of(settings(), outlook.Device(80e9, "NVIDIA H100"), [])
     assert (seen.device, seen.on) == ("NVIDIA H100", "gpu")
-    cpu = outlook.history_of(settings(), outlook.Device(80e9, "no GPU seen", cpu=True), [])
+    cpu = outlook.earlier_of(settings(), outlook.Device(80e9, "no GPU seen", cpu=True), [])
     assert (cpu.device, cpu.on) == ("CPU", "cpu")

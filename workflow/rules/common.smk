@@ -18,15 +18,15 @@ from finetune.nodes import check_nodes
 from finetune.sources import data_inputs, model_inputs
 from finetune.splits import SPLITS
 
-# Where scripts are is no parameter of a rule: moving the repository must not train again.
-# DeepSpeed is imported along with peft, and complains on the terminal when it has to look for a
-# device. Only training uses it, and launch.py sets the device there.
 # Compute nodes mostly have no network: what a job there asked the hub would take minutes to fail.
 OFFLINE = (
     " HF_HUB_OFFLINE=1"
     if "SLURM_JOB_ID" in os.environ and not workflow.is_main_process
     else ""
 )
+# Where scripts are is no parameter of a rule: moving the repository must not train again.
+# DeepSpeed is imported along with peft, and complains on the terminal when it has to look for a
+# device. Only training uses it, and launch.py sets the device there.
 shell.prefix(
     f"set -euo pipefail; export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu{OFFLINE}; "
 )

@@ -166,7 +166,7 @@ def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Fini
     plan = batch_plan(settings, job, lint["train"]["sequences"])
     plan["learning_rate"] = learning_rate(settings, shapes.parameters)
     plan["memory"] = memory_section(request, job)
-    plan["time"] = request.history.time(job, tokens_seen(plan, lint["train"]))
+    plan["time"] = request.earlier.time(job, tokens_seen(plan, lint["train"]))
     plan["neighbours"] = neighbours(request, job)
     return plan | {"settings": settings}
 

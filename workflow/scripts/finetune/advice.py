@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from finetune.calibration import History
+from finetune.calibration import EarlierRuns
 from finetune.config import Launch, Method, why_refused
 from finetune.devices import GB, Device
 from finetune.fitting import Auto, fitted
@@ -34,7 +34,7 @@ class Request:
     global_batch: int
     micro: int | Auto = "auto"
     recompute: bool | Auto = "auto"
-    history: History = field(default_factory=History)
+    earlier: EarlierRuns = field(default_factory=EarlierRuns)
 
     def best(self, job: Job) -> Job:
         room = self.room(job).available
@@ -42,7 +42,7 @@ class Request:
 
     def needs(self, job: Job) -> int:
         """Bytes of one process: predicted, and corrected by earlier runs of its kind."""
-        ratio = self.history.ratio(job, "process")
+        ratio = self.earlier.ratio(job, "process")
         return round(self.predicts(job) * (ratio.median if ratio else 1))
 
     def predicts(self, job: Job) -> int:
@@ -78,7 +78,7 @@ def refusal(request: Request, job: Job) -> str:
 
 def correction(request: Request, job: Job) -> str:
     """What earlier runs have to do with it."""
-    ratio = request.history.ratio(job, "process")
+    ratio = request.earlier.ratio(job, "process")
     said = (
         f"From shapes alone it would be {request.predicts(job) / GB:.1f} GB; {ratio} "
         "(results/calibration.jsonl). "

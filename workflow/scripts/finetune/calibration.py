@@ -81,7 +81,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class History:
+class EarlierRuns:
     """Earlier runs, seen from where a new one is planned. What is not known of that, as the device
     is not on a host without one, does not tell runs apart."""
 

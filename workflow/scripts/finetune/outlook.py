@@ -7,7 +7,7 @@ from pathlib import Path
 
 from finetune.activations import EAGER_UP_TO
 from finetune.advice import Request, correction, refusal
-from finetune.calibration import Finished, History
+from finetune.calibration import EarlierRuns, Finished
 from finetune.cli import UserError, say
 from finetune.config import Lora, Quantization
 from finetune.devices import Device
@@ -50,15 +50,15 @@ def request_of(
 ) -> Request:
     batch = settings["batch"]
     recompute = settings["gradient_checkpointing"]
-    history = history_of(settings, device, earlier)
-    return Request(shapes, device, batch["global"], batch["micro"], recompute, history)
+    runs = earlier_of(settings, device, earlier)
+    return Request(shapes, device, batch["global"], batch["micro"], recompute, runs)
 
 
-def history_of(settings: dict, device: Device, earlier: Sequence[Finished]) -> History:
+def earlier_of(settings: dict, device: Device, earlier: Sequence[Finished]) -> EarlierRuns:
     """Of a GPU that is only told by its memory or model, a run's record has another name."""
     told = settings["gpu_memory_gb"] or settings["gpu_model"]
     name = "CPU" if device.cpu else None if told else device.name
-    return History(earlier, settings["model"], name, "cpu" if device.cpu else "gpu")
+    return EarlierRuns(earlier, settings["model"], name, "cpu" if device.cpu else "gpu")
 
 
 def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
@@ -91,8 +91,8 @@ def memory_section(request: Request, job: Job) -> dict:
         "host": host,
         "disk": disk_space(request.shapes, job),
         "calibration": {
-            "process": request.history.correction(job, "process", total),
-            "node": request.history.correction(job, "node", host["train"]),
+            "process": request.earlier.correction(job, "process", total),
+            "node": request.earlier.correction(job, "node", host["train"]),
         },
     }
 
