@@ -55,16 +55,15 @@ SECONDS_AFTER_WATCHDOG = 600
 
 def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     settings, plan = yaml.safe_load(args.config.read_text()), read_json(args.plan)
+    how = plan["settings"]  # with the keys that change no result, which train.yaml lacks
     # DeepSpeed calls collectives by their old names: 500 warnings a step
     warnings.filterwarnings("ignore", "`torch.distributed.* is deprecated", FutureWarning)
     refuse_data_parallel()
     training_args = arguments(settings, plan, args)
     check_world_size(training_args.world_size, args.world_size)
-    watchdog = Watchdog(
-        args.state, plan["settings"]["timeout_minutes"], training_args.process_index, place
-    )
+    watchdog = Watchdog(args.state, how["timeout_minutes"], training_args.process_index, place)
     set_seed(settings["seed"])
-    if plan["settings"]["compile"]:
+    if how["compile"]:
         check_compiler(cpu=not torch.cuda.is_available())
     lint, rank = read_json(args.tokens / "lint.json"), training_args.local_process_index
     longest = max(lint[split]["longest"] for split in ("train", "validation"))
@@ -75,9 +74,9 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     trainer.add_callback(watchdog)
     trainer.add_callback(placement := PlacementGuard())
     trainer.add_callback(gradients := GradientGuard(model))
-    if plan["settings"]["compile"]:
+    if how["compile"]:
         trainer.add_callback(CompiledSteps(model, gradients))
-    minutes = plan["settings"]["checkpoint_minutes"]
+    minutes = how["checkpoint_minutes"]
     trainer.stop_with(stopper := Stopper(args.state, minutes, training_args.device))
     trainer.facts = read_facts(args.state)
     if args.resume:
@@ -88,15 +87,28 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
         return
     watchdog.beat()
     save(trainer, args.output)
-    peaks = gather_object([memory.look()])
-    if trainer.is_world_process_zero():
-        with write_aside(args.metrics) as aside:
-            shutil.copyfile(args.state / LINES, aside)
-        checked = {"placement": placement.record, "gradient_checks": gradients.checks}
-        events = read_history(args.state)
-        facts = run_facts(trainer, plan, peaks, events) | checked | {"events": events}
-        write_json(args.record, facts | provenance(settings, args, trainer.facts, CODE))
+    checked = {"placement": placement.record, "gradient_checks": gradients.checks}
+    leave_record(trainer, settings, plan, args, memory, checked)
     trainer.accelerator.end_training()
+
+
+def leave_record(
+    trainer: FinetuneTrainer,
+    settings: dict,
+    plan: dict,
+    args: argparse.Namespace,
+    memory: PeakMemory,
+    checked: dict,
+) -> None:
+    """metrics.jsonl and train.json. Every rank tells its peak memory, rank 0 writes."""
+    peaks = gather_object([memory.look()])
+    if not trainer.is_world_process_zero():
+        return
+    with write_aside(args.metrics) as aside:
+        shutil.copyfile(args.state / LINES, aside)
+    events = read_history(args.state)
+    facts = run_facts(trainer, plan, peaks, events) | checked | {"events": events}
+    write_json(args.record, facts | provenance(settings, args, trainer.facts, CODE))
 
 
 def claim_stopped(trainer: FinetuneTrainer, state: Path, late: bool) -> None:
