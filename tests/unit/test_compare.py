@@ -307,6 +307,12 @@ def test_a_step_logged_twice_counts_as_last(tmp_path):
     assert curves == {"loss": [(2, 4.0), (4, 3.0)], "eval_loss": []}
 
 
+LACKING = (
+    "model_name, dataset_name, settings, tokens_per_second, peak_memory, memory, wall_seconds, "
+    "world_size, events, code"
+)
+
+
 @pytest.mark.parametrize(
     ("path", "content", "text"),
     [
@@ -315,7 +321,7 @@ def test_a_step_logged_twice_counts_as_last(tmp_path):
         ("base/metrics.json", None, "base/metrics.json is missing"),
         ("a-qlora/evaluation/metrics.json", '{"loss": 1', "metrics.json is not JSON"),
         ("a-qlora/metrics.jsonl", '{"step": 1}\n{"st', "metrics.jsonl is not JSON"),
-        ("a-qlora/train.json", '{"steps": 1}', "train.json lacks model_name, dataset_name, "),
+        ("a-qlora/train.json", '{"steps": 1}', f"train.json lacks {LACKING}: other code wrote it"),
     ],
 )
 def test_a_record_that_cannot_be_used_is_named(results, monkeypatch, path, content, text):
