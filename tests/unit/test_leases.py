@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from finetune import leases
+from finetune.cli import UserError
 
 HOLD = """
 import sys, time
@@ -165,3 +168,64 @@ def test_a_device_is_leased_until_the_last_rank_is_gone(tmp_path: Path) -> None:
     alive.communicate(b"\n")
     with leases.ExitStack() as held:
         assert leases.try_lease(1, ["0"], tmp_path, held) == ["0"]
+
+
+NAMES = ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS")
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """seen(count, variables): the devices of a job where PyTorch counts so many."""
+
+    def seen(count: int, **variables: str) -> list[str]:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return leases.visible_devices()
+
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("count", "variables", "devices"),
+    [
+        (2, {}, ["0", "1"]),
+        (2, {"CUDA_VISIBLE_DEVICES": "5, GPU-5f"}, ["5", "GPU-5f"]),
+        (2, {"SLURM_JOB_GPUS": "4,5"}, ["0", "1"]),
+        (2, {"DS_ACCELERATOR": "cpu"}, []),
+        (0, {}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0"}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),  # SLURM's word for none
+        (0, {"CUDA_VISIBLE_DEVICES": "0,1", "DS_ACCELERATOR": "cpu"}, []),
+    ],
+)
+def test_devices_are_those_that_the_job_was_given(seen, count, variables, devices) -> None:
+    assert seen(count, **variables) == devices
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "MIG-41b0"},
+        {"SLURM_JOB_GPUS": "3"},
+        {"CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": "cuda"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("built", "why"),
+    [
+        (False, r"it is built without CUDA\. envs/requirements\.txt installs one"),
+        (True, r"does `nvidia-smi` list them"),
+    ],
+)
+def test_gpus_that_pytorch_does_not_find_are_no_cpu_job(
+    seen, variables, built, why, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    name, value = next(iter(variables.items()))
+    with pytest.raises(UserError, match=f"{name}={value} gives this job GPUs.*{why}"):
+        seen(0, **variables)

@@ -181,13 +181,12 @@ def train_command(args: argparse.Namespace) -> list[str]:
 
 def environment(threads: int, processes: int, devices: list[str]) -> dict[str, str]:
     """What every rank inherits. Training never asks the hub for anything."""
-    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
     share = str(max(1, threads // processes))
     return os.environ | {
         # Snakemake sets all of these to the threads of the job. Left so, MKL alone starts that
         # many in every rank, and training on a CPU is ten times slower.
         **dict.fromkeys(THREAD_VARIABLES, share),
-        **chosen,
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
         "DS_ACCELERATOR": "cuda" if devices else "cpu",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

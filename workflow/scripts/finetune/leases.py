@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
-from finetune.cli import say
+from finetune.cli import UserError, say
 
 FOLDER = Path("/tmp/finetune-gpu-leases")
 """On this machine's own disk: flock over NFS is unreliable. Shared by all its users. Each SLURM
@@ -30,13 +31,33 @@ LOCKS = "FINETUNE_LOCKS"
 
 
 def visible_devices() -> list[str]:
-    """Ids as CUDA_VISIBLE_DEVICES takes them: indices, UUIDs or MIG names. Empty without a GPU."""
+    """Ids as CUDA_VISIBLE_DEVICES takes them: indices, UUIDs or MIG names. Empty without a GPU,
+    and where DS_ACCELERATOR=cpu wants none."""
     import torch
 
+    if os.environ.get("DS_ACCELERATOR") == "cpu":
+        return []
     count = torch.cuda.device_count()
+    if not count and (given := given_devices()):
+        why = "does `nvidia-smi` list them on this machine?"
+        if not torch.backends.cuda.is_built():
+            why = "it is built without CUDA. envs/requirements.txt installs one that has it."
+        raise UserError(
+            f"{given} gives this job GPUs, and PyTorch {torch.__version__} finds none: {why} "
+            "To use the CPU all the same, set DS_ACCELERATOR=cpu."
+        )
     if count and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
         return [name.strip() for name in named.split(",")][:count]
     return [str(index) for index in range(count)]
+
+
+def given_devices() -> str | None:
+    """`VARIABLE=value` that names GPUs for this job. None too where it says that there are none:
+    empty, -1, or SLURM's `NoDevFiles`."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS"):
+        if (value := os.environ.get(variable)) is not None:
+            return f"{variable}={value}" if re.match(r"\d|GPU-|MIG-", value) else None
+    return None
 
 
 @contextmanager
