@@ -170,6 +170,12 @@ def test_a_device_is_leased_until_the_last_rank_is_gone(tmp_path: Path) -> None:
         assert leases.try_lease(1, ["0"], tmp_path, held) == ["0"]
 
 
+def test_these_tests_see_no_gpu_nor_do_the_jobs_they_start() -> None:
+    """Only tests/gpu does. On a machine with GPUs all others would assert the wrong things."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert torch.cuda.device_count() == 0
+
+
 NAMES = ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS")
 
 
