@@ -235,3 +235,74 @@ def test_gpus_that_pytorch_does_not_find_are_no_cpu_job(
     name, value = next(iter(variables.items()))
     with pytest.raises(UserError, match=f"{name}={value} gives this job GPUs.*{why}"):
         seen(0, **variables)
+
+
+NVIDIA_SMI = """#!/bin/sh
+[ "$*" = "--query-gpu=index,uuid,memory.used --format=csv,noheader,nounits" ] || exit 2
+cat <<END
+0, GPU-5f11aa, 40960
+1, GPU-77c2bb, 310
+2, GPU-90d3cc, 21000
+3, GPU-ab04dd, [N/A]
+END
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """nvidia_smi(script): what the command is, on a machine with four GPUs."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    (tmp_path / "bin").mkdir()
+
+    def install(script: str) -> None:
+        (tmp_path / "bin" / "nvidia-smi").write_text(script)
+        (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "taken", "told"),
+    [
+        (["0", "1", "2", "3"], 2, ["1", "3"], []),  # 310 MB are an idle GPU's
+        (["3", "2", "1", "0"], 2, ["3", "1"], []),
+        (["0", "1", "2", "3"], 3, ["1", "3", "2"], ["2"]),
+        (["GPU-5f11aa", "GPU-77c2bb"], 1, ["GPU-77c2bb"], []),
+        (["GPU-5f", "GPU-77"], 1, ["GPU-77"], []),  # CUDA takes the beginning of a UUID
+        (["MIG-1", "MIG-2"], 1, ["MIG-1"], []),
+        (["0"], 1, ["0"], ["0"]),
+    ],
+)
+def test_devices_that_others_use_without_our_locks_come_last_and_are_told(
+    nvidia_smi, tmp_path, capsys, devices, count, taken, told
+) -> None:
+    nvidia_smi(NVIDIA_SMI)
+    with leases.lease(count, devices, tmp_path / "leases") as ids:
+        assert ids == taken
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in said] == told
+    if told == ["0"]:
+        assert said == [
+            "GPU 0 already holds 42.9 GB of a process that takes no lease: this job may run out of "
+            "memory. `nvidia-smi` shows whose it is."
+        ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "#!/bin/sh\necho no driver; exit 9\n",
+        "#!/bin/sh\necho Failed to initialize NVML\n",
+        "#!/nowhere/sh\n",
+        "#!/bin/sh\nexec sleep 60\n",
+    ],
+    ids=["fails", "says something else", "cannot be run", "hangs"],
+)
+def test_without_an_answer_devices_are_taken_in_their_order(
+    nvidia_smi, tmp_path, script, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(leases, "SECONDS_FOR_AN_ANSWER", 0.2, raising=False)
+    nvidia_smi(script)
+    with leases.lease(1, ["1", "0"], tmp_path / "leases") as ids:
+        assert ids == ["1"]
+    assert capsys.readouterr().err == ""

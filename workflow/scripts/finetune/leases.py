@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +27,9 @@ FOLDER = Path("/tmp/finetune-gpu-leases")
 """On this machine's own disk: flock over NFS is unreliable. Shared by all its users. Each SLURM
 job has one of its own: what two jobs see as device 0 may be two devices."""
 SECONDS_BETWEEN_TRIES = 1.0
+MUCH = 2**30
+"""Bytes on a GPU that somebody uses. An idle one holds less, a screen's too."""
+SECONDS_FOR_AN_ANSWER = 30.0
 LOCKS = "FINETUNE_LOCKS"
 """Environment variable: the locks that ranks hold along with their launcher."""
 
@@ -67,18 +71,53 @@ def lease(
     folder: Path | None = None,
     pause: Callable[[float], object] = time.sleep,
 ) -> Iterator[list[str]]:
-    """Hold `count` of `devices`, waiting until they are free. Yields their ids."""
+    """Hold `count` of `devices`, waiting until they are free. Yields their ids. Those come first
+    that nobody uses: who works on this machine without this workflow takes no lock."""
     if not devices:
         yield []
         return
-    folder = folder or folder_here()
+    folder, used = folder or folder_here(), used_memory(devices)
+    devices = sorted(devices, key=lambda device: used[device] // MUCH)  # of like ones, the first
     with ExitStack() as held:
         started = time.monotonic()
         while not (ids := try_lease(count, devices, folder, held)):
             if time.monotonic() - started < SECONDS_BETWEEN_TRIES:
                 say(f"waiting for {count} of the GPUs {', '.join(devices)}: others use them")
             pause(SECONDS_BETWEEN_TRIES)
+        tell_of_others(ids)
         yield ids
+
+
+def used_memory(devices: list[str]) -> dict[str, int]:
+    """Bytes in use on each, by whomever. 0 where nvidia-smi does not say: it is not there, the
+    device is a part of one (MIG). It starts no CUDA, and numbers GPUs as CUDA does where all are
+    of a kind."""
+    command = ["nvidia-smi", "--query-gpu=index,uuid,memory.used"]
+    command += ["--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS_FOR_AN_ANSWER
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return dict.fromkeys(devices, 0)
+    found = re.findall(r"^(\d+), (GPU-\S+), (\d+)$", done.stdout, re.MULTILINE)
+    return {
+        device: sum(
+            int(used) * 2**20
+            for index, uuid, used in found
+            if device == index or (device.startswith("GPU-") and uuid.startswith(device))
+        )
+        for device in devices
+    }
+
+
+def tell_of_others(ids: list[str]) -> None:
+    for device, used in used_memory(ids).items():
+        if used >= MUCH:
+            say(
+                f"GPU {device} already holds {used / 1e9:.1f} GB of a process that takes no lease: "
+                "this job may run out of memory. `nvidia-smi` shows whose it is."
+            )
 
 
 def try_lease(count: int, devices: list[str], folder: Path, held: ExitStack) -> list[str]:
