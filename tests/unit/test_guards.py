@@ -77,7 +77,7 @@ def test_cuda_that_does_not_start_is_no_cpu_training(monkeypatch):
     with pytest.raises(UserError) as error:
         training.train(None, None, None)
     assert str(error.value) == (
-        f"this rank was given GPU 3 of {here}, and CUDA does not start there: {old} Compare the "
+        f"this run was given GPU 3 of {here}, and CUDA does not start there: {old} Compare the "
         "driver that `nvidia-smi` names with the one that the README asks for."
     )
 

@@ -24,7 +24,7 @@ def check_cuda() -> None:
     except (AssertionError, RuntimeError) as error:
         reason = f"{error}".rstrip(".") + "."
     raise UserError(
-        f"this rank was given GPU {os.environ.get('CUDA_VISIBLE_DEVICES')} of "
+        f"this run was given GPU {os.environ.get('CUDA_VISIBLE_DEVICES')} of "
         f"{socket.gethostname()}, and CUDA does not start there: {reason} Compare the driver that "
         "`nvidia-smi` names with the one that the README asks for."
     )
