@@ -19,7 +19,8 @@ run: $(READY)
 test: $(READY)
 	OMP_NUM_THREADS=1 pytest tests/unit -n 2
 	OMP_NUM_THREADS=1 pytest tests/workflow -n 2 --dist loadfile
-	pytest tests/end_to_end tests/gpu
+	pytest tests/end_to_end
+	pytest tests/gpu # by themselves: no other test sees a GPU
 
 test-slow: $(READY)
 	pytest tests -m slow -s

@@ -15,10 +15,19 @@ os.environ |= {
     "HF_HUB_OFFLINE": "1",
     "HF_EVALUATE_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "DS_ACCELERATOR": os.environ.get("DS_ACCELERATOR", "cpu"),
 }
 # Jobs call `python`: it has to be the one that runs the tests.
 os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+GPU_TESTS = Path(__file__).with_name("gpu")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Only `pytest tests/gpu` sees GPUs. What all other tests assert is true of CPU processes."""
+    asked = (Path(argument.split("::")[0]).resolve() for argument in config.args)
+    if not all(path.is_relative_to(GPU_TESTS) for path in asked):
+        os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     if not torch.cuda.is_available():
         for item in marked:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device, and a pytest of its own"))
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ def test_training_is_two_processes_with_the_configured_batch(finished: Path, run
     assert record["steps"] == 4
     assert record["precision"] == "bfloat16"
     assert record["placement"]["devices"] == ["cpu"]
+    assert record["backend"] == "gloo"
 
 
 def test_trainable_counts(finished: Path) -> None:

@@ -48,8 +48,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("run", ["qlora", "full", "full-8bit"])
 def test_peak_memory_is_what_was_planned(trained: Path, run: str) -> None:
-    memory = read_json(trained / f"results/runs/{run}/train.json")["memory"]["process"]
-    assert memory["measured"] == pytest.approx(memory["predicted"], rel=0.15)
+    """But for what CUDA takes for itself: 0.3 GB on a T4, 0.55 on an H100, and 0.8 are planned.
+    More than planned ends a run; less leaves a part of a GPU empty."""
+    folder = trained / f"results/runs/{run}"
+    planned = read_json(folder / "plan.json")["memory"]
+    own = planned["total"] - planned["parts"]["context"]
+    reserved = read_json(folder / "train.json")["peak_memory"]["gpu_reserved"]
+    assert 0.7 * own < reserved < 1.1 * own
 
 
 def test_compiled_layers_give_the_losses_of_plain_ones(trained: Path) -> None:

@@ -41,7 +41,7 @@ def run(tmp_path, monkeypatch):
         (1, ["0", "1", "2"], "0"),
         (2, ["0", "1", "2"], "0,1"),
         (0, ["0", "1"], "0"),  # `--resources gpu=0`: one all the same, as `evaluation.gpus` is 1
-        (2, [], "as it was"),  # CPU
+        (2, [], ""),  # CPU
     ],
 )
 def test_granted_devices_are_taken_together(run, granted, devices, expected):

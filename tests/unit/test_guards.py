@@ -1,6 +1,7 @@
 """Guards: each stops the run it is for, and lets a sound one pass."""
 
 import math
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,11 +9,12 @@ import bitsandbytes as bnb
 import pytest
 import torch
 
-from finetune import modeling
+from finetune import modeling, training
 from finetune.cli import UserError
 from finetune.guards import (
     GradientGuard,
     PlacementGuard,
+    check_cuda,
     check_finite,
     check_world_size,
     placement_record,
@@ -48,6 +50,35 @@ def test_several_gpus_without_a_launcher_are_refused(monkeypatch):
     assert str(error.value) == (
         "2 GPUs are visible and no launcher started this process. Run `snakemake`, or "
         "workflow/scripts/launch.py, or `accelerate launch`."
+    )
+
+
+@pytest.mark.parametrize(("accelerator", "starts"), [("cuda", True), ("cpu", False), (None, False)])
+def test_gpus_that_start_or_none_at_all(monkeypatch, accelerator, starts):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: starts)
+    monkeypatch.delenv("DS_ACCELERATOR", raising=False)
+    if accelerator:
+        monkeypatch.setenv("DS_ACCELERATOR", accelerator)
+    check_cuda()
+
+
+def test_cuda_that_does_not_start_is_no_cpu_training(monkeypatch):
+    """launch.py counted the GPUs without starting CUDA. It is asked before all else."""
+    monkeypatch.setenv("DS_ACCELERATOR", "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+    def init():
+        raise RuntimeError(old)
+
+    old = "The NVIDIA driver on your system is too old (found version 12040)."
+    here = socket.gethostname()
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(UserError) as error:
+        training.train(None, None, None)
+    assert str(error.value) == (
+        f"this run was given GPU 3 of {here}, and CUDA does not start there: {old} Compare the "
+        "driver that `nvidia-smi` names with the one that the README asks for."
     )
 
 

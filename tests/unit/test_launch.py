@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import snakemake.shell
+import torch
 import yaml
 from accelerate.commands import launch as accelerate_launch
 from accelerate.commands.config import config_args
@@ -148,9 +149,35 @@ def test_the_ranks_stay_off_the_net_and_keep_the_rest(monkeypatch):
     assert env["TOKENIZERS_PARALLELISM"] == "false"
     assert env["PYTHONUNBUFFERED"] == "1"
     assert env["SOMETHING_ELSE"] == "kept"
-    assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cpu", "5,6,7")
+    assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
     env = launch.environment(2, 2, ["5", "GPU-abc"])
     assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "5,GPU-abc")
+
+
+@pytest.mark.parametrize(
+    ("devices", "users", "expected"),
+    [
+        (["0"], {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ([], {}, {}),
+        *((["0"], {name: "backend:native"}, {name: "backend:native"}) for name in launch.ALLOCATOR),
+        (["0"], {"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
+    ],
+)
+def test_gpu_memory_is_taken_in_segments_that_grow_unless_the_user_says(
+    monkeypatch, devices, users, expected
+):
+    for name in launch.ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in users.items():
+        monkeypatch.setenv(name, value)
+    env = launch.environment(2, 1, devices)
+    assert {name: env[name] for name in launch.ALLOCATOR if name in env} == expected
+
+
+def test_pytorch_reads_both_names_of_its_allocator_settings():
+    """The older wins on CUDA, so that either of the user's has to keep ours out."""
+    header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDAAllocatorConfig.h"
+    assert set(launch.ALLOCATOR) <= set(re.findall(r'get_env\("(\w+)"\)', header.read_text()))
 
 
 USERS_CONFIG = {

@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from finetune import leases
+from finetune.cli import UserError
 
 HOLD = """
 import sys, time
@@ -165,3 +168,141 @@ def test_a_device_is_leased_until_the_last_rank_is_gone(tmp_path: Path) -> None:
     alive.communicate(b"\n")
     with leases.ExitStack() as held:
         assert leases.try_lease(1, ["0"], tmp_path, held) == ["0"]
+
+
+def test_these_tests_see_no_gpu_nor_do_the_jobs_they_start() -> None:
+    """Only tests/gpu does. On a machine with GPUs all others would assert the wrong things."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert torch.cuda.device_count() == 0
+
+
+NAMES = ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_GPUS")
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """seen(count, variables): the devices of a job where PyTorch counts so many."""
+
+    def seen(count: int, **variables: str) -> list[str]:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        for name in NAMES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return leases.visible_devices()
+
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("count", "variables", "devices"),
+    [
+        (2, {}, ["0", "1"]),
+        (2, {"CUDA_VISIBLE_DEVICES": "5, GPU-5f"}, ["5", "GPU-5f"]),
+        (2, {"SLURM_JOB_GPUS": "4,5"}, ["0", "1"]),
+        (2, {"DS_ACCELERATOR": "cpu"}, []),
+        (0, {}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0"}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "-1"}, []),
+        (0, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, []),  # SLURM's word for none
+        (0, {"CUDA_VISIBLE_DEVICES": "0,1", "DS_ACCELERATOR": "cpu"}, []),
+    ],
+)
+def test_devices_are_those_that_the_job_was_given(seen, count, variables, devices) -> None:
+    assert seen(count, **variables) == devices
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"CUDA_VISIBLE_DEVICES": "0,1"},
+        {"CUDA_VISIBLE_DEVICES": "MIG-41b0"},
+        {"SLURM_JOB_GPUS": "3"},
+        {"CUDA_VISIBLE_DEVICES": "0", "DS_ACCELERATOR": "cuda"},
+    ],
+)
+@pytest.mark.parametrize(
+    ("built", "why"),
+    [
+        (False, r"it is built without CUDA\. envs/requirements\.txt installs one"),
+        (True, r"does `nvidia-smi` list them"),
+    ],
+)
+def test_gpus_that_pytorch_does_not_find_are_no_cpu_job(
+    seen, variables, built, why, monkeypatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: built)
+    name, value = next(iter(variables.items()))
+    with pytest.raises(UserError, match=f"{name}={value} gives this job GPUs.*{why}"):
+        seen(0, **variables)
+
+
+NVIDIA_SMI = """#!/bin/sh
+[ "$*" = "--query-gpu=index,uuid,memory.used --format=csv,noheader,nounits" ] || exit 2
+cat <<END
+0, GPU-5f11aa, 40960
+1, GPU-77c2bb, 310
+2, GPU-90d3cc, 21000
+3, GPU-ab04dd, [N/A]
+END
+"""
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """nvidia_smi(script): what the command is, on a machine with four GPUs."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    (tmp_path / "bin").mkdir()
+
+    def install(script: str) -> None:
+        (tmp_path / "bin" / "nvidia-smi").write_text(script)
+        (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
+
+    return install
+
+
+@pytest.mark.parametrize(
+    ("devices", "count", "taken", "told"),
+    [
+        (["0", "1", "2", "3"], 2, ["1", "3"], []),  # 310 MB are an idle GPU's
+        (["3", "2", "1", "0"], 2, ["3", "1"], []),
+        (["0", "1", "2", "3"], 3, ["1", "3", "2"], ["2"]),
+        (["GPU-5f11aa", "GPU-77c2bb"], 1, ["GPU-77c2bb"], []),
+        (["GPU-5f", "GPU-77"], 1, ["GPU-77"], []),  # CUDA takes the beginning of a UUID
+        (["MIG-1", "MIG-2"], 1, ["MIG-1"], []),
+        (["0"], 1, ["0"], ["0"]),
+    ],
+)
+def test_devices_that_others_use_without_our_locks_come_last_and_are_told(
+    nvidia_smi, tmp_path, capsys, devices, count, taken, told
+) -> None:
+    nvidia_smi(NVIDIA_SMI)
+    with leases.lease(count, devices, tmp_path / "leases") as ids:
+        assert ids == taken
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split()[1] for line in said] == told
+    if told == ["0"]:
+        assert said == [
+            "GPU 0 already holds 42.9 GB of a process that takes no lease: this job may run out of "
+            "memory. `nvidia-smi` shows whose it is."
+        ]
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "#!/bin/sh\necho no driver; exit 9\n",
+        "#!/bin/sh\necho Failed to initialize NVML\n",
+        "#!/nowhere/sh\n",
+        "#!/bin/sh\nexec sleep 60\n",
+    ],
+    ids=["fails", "says something else", "cannot be run", "hangs"],
+)
+def test_without_an_answer_devices_are_taken_in_their_order(
+    nvidia_smi, tmp_path, script, capsys, monkeypatch
+) -> None:
+    monkeypatch.setattr(leases, "SECONDS_FOR_AN_ANSWER", 0.2, raising=False)
+    nvidia_smi(script)
+    with leases.lease(1, ["1", "0"], tmp_path / "leases") as ids:
+        assert ids == ["1"]
+    assert capsys.readouterr().err == ""

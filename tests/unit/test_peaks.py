@@ -108,8 +108,11 @@ class Cuda:
     def is_initialized(self):
         return self.started
 
+    def device_count(self):
+        return 2
+
     def mem_get_info(self, device):
-        return 100 - 40 - 15, 100
+        return 100 - 40 - 15 - device, 100
 
     def memory_reserved(self, device):
         return 40
@@ -118,7 +121,7 @@ class Cuda:
         return 60
 
     def max_memory_allocated(self, device):
-        return 50
+        return 50 + device
 
 
 def test_a_gpu_held_what_the_allocator_took_at_its_peak_and_what_is_beside_it(monkeypatch):
@@ -127,6 +130,18 @@ def test_a_gpu_held_what_the_allocator_took_at_its_peak_and_what_is_beside_it(mo
     assert gpu_memory(0) == {}  # to ask earlier would start CUDA
     cuda.started = True
     assert gpu_memory(0) == {"gpu": 60 + 15, "gpu_reserved": 60, "gpu_allocated": 50}
+
+
+@pytest.mark.parametrize(("rank", "allocated"), [("0", 50), ("1", 51), (None, 51)])
+def test_a_rank_looks_at_its_gpu_and_an_evaluation_at_all(monkeypatch, rank, allocated):
+    """Its model may be spread over several, of which the fullest counts."""
+    cuda = Cuda()
+    cuda.started = True
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if rank:
+        monkeypatch.setenv("LOCAL_RANK", rank)
+    assert PeakMemory().look()["gpu_allocated"] == allocated
 
 
 PLANNED = {

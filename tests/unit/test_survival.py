@@ -35,6 +35,11 @@ from finetune.stopping import Stopper
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        torch.distributed.DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:2028, unhandled cuda error\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+            "Failed to CUDA calloc async 6291456 bytes"
+        ),
         MemoryError(),
     ],
 )

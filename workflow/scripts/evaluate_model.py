@@ -45,8 +45,8 @@ def main() -> None:
             "or run where there are as many."
         )
     with lease(count, devices) as ids:
-        if ids:  # read when CUDA starts, which nothing did so far
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+        # read when CUDA starts, which nothing did so far
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
         evaluate_model(args)
 
 

@@ -44,6 +44,8 @@ THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
     "NUMEXPR_NUM_THREADS",
 )
+ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""Settings of PyTorch's caching allocator. On CUDA the older name wins, where both are there."""
 
 
 def main() -> None:
@@ -180,13 +182,15 @@ def train_command(args: argparse.Namespace) -> list[str]:
 
 def environment(threads: int, processes: int, devices: list[str]) -> dict[str, str]:
     """What every rank inherits. Training never asks the hub for anything."""
-    chosen = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if devices else {}
     share = str(max(1, threads // processes))
+    ours = devices and not os.environ.keys() & set(ALLOCATOR)
     return os.environ | {
         # Snakemake sets all of these to the threads of the job. Left so, MKL alone starts that
         # many in every rank, and training on a CPU is ten times slower.
         **dict.fromkeys(THREAD_VARIABLES, share),
-        **chosen,
+        # rows of ever other lengths would leave segments of fixed size in fragments
+        **({ALLOCATOR[-1]: "expandable_segments:True"} if ours else {}),
+        "CUDA_VISIBLE_DEVICES": ",".join(devices),
         "DS_ACCELERATOR": "cuda" if devices else "cpu",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",

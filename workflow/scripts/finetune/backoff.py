@@ -11,6 +11,7 @@ from finetune.history import backed_off, read_history
 
 SIGNS = (
     "out of memory",  # CUDA, NCCL and MPS
+    "failed to cuda calloc",  # NCCL's last error, where "out of memory" is only in its log
     "can't allocate memory",  # the CPU allocator
     "cublas_status_alloc_failed",
     "cublas_status_not_initialized",  # how cuBLAS puts it when its workspace does not fit

@@ -1,6 +1,7 @@
 """GPUs by name: the memory of one, in GiB, as PyTorch reports it (total_memory).
 
 It is less than the box says: the driver and error correction take theirs.
+A V100 is older than what the pinned PyTorch is built for: README, Your own GPUs.
 """
 
 from __future__ import annotations

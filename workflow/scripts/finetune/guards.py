@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 from collections.abc import Callable
 
 import torch
 from transformers import TrainerCallback
 
 from finetune.cli import UserError
+
+
+def check_cuda() -> None:
+    """launch.py counts GPUs without starting CUDA (NVML answers where CUDA cannot start), and
+    libraries take a CUDA that does not start for none: the ranks would train on the CPU."""
+    if os.environ.get("DS_ACCELERATOR") != "cuda" or torch.cuda.is_available():
+        return
+    reason = "it gives no reason."
+    try:
+        torch.cuda.init()
+    except (AssertionError, RuntimeError) as error:
+        reason = f"{error}".rstrip(".") + "."
+    raise UserError(
+        f"this run was given GPU {os.environ.get('CUDA_VISIBLE_DEVICES')} of "
+        f"{socket.gethostname()}, and CUDA does not start there: {reason} Compare the driver that "
+        "`nvidia-smi` names with the one that the README asks for."
+    )
 
 
 def refuse_data_parallel() -> None:

@@ -20,6 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 
@@ -38,9 +39,10 @@ class PeakMemory:
     def __init__(self, folder: Path | None = None) -> None:
         rank = int(os.environ.get("RANK", 0))
         self.path = folder and folder / f"peak_{rank}.json"
-        self.device = int(os.environ.get("LOCAL_RANK", 0))
+        # of a rank; an evaluation has all that it sees
+        self.device = int(os.environ["LOCAL_RANK"]) if "LOCAL_RANK" in os.environ else None
         self.node = int(os.environ.get("GROUP_RANK", 0))
-        self.above = launchers() if self.device == 0 else []
+        self.above = launchers() if self.device in (0, None) else []
         self.peak: dict[str, int] = {}
         self.written: dict[str, int] = {}
         self.lock = threading.Lock()
@@ -93,11 +95,17 @@ def process_memory(pid: int) -> dict[str, int]:
     return {"host": anonymous + shared, "host_resident": most}
 
 
-def gpu_memory(device: int) -> dict[str, int]:
-    """Nothing before training has begun to use one: to ask would start CUDA, on every device."""
+def gpu_memory(device: int | None) -> dict[str, int]:
+    """Of a device, or of the fullest. Nothing before training has begun to use one: to ask would
+    start CUDA, on every device."""
     cuda = sys.modules.get("torch.cuda")  # perhaps half imported
     if not getattr(cuda, "is_initialized", lambda: False)():
         return {}
+    devices = range(cuda.device_count()) if device is None else [device]
+    return highest(device_memory(cuda, one) for one in devices)
+
+
+def device_memory(cuda: ModuleType, device: int) -> dict[str, int]:
     free, total = cuda.mem_get_info(device)
     beside = total - free - cuda.memory_reserved(device)
     reserved = cuda.max_memory_reserved(device)

@@ -110,7 +110,8 @@ class FinetuneTrainer(Trainer):
         """Loss averaged over supervised tokens of the whole split. The inherited one averages
         the means of batches, which weighs short rows more."""
         started = time.monotonic()
-        with torch.random.fork_rng():  # loaders draw numbers: training would depend on when we look
+        gpu = [self.args.device] if self.args.device.type == "cuda" else []  # no other is touched
+        with torch.random.fork_rng(gpu):  # loaders draw numbers: training depends on none of them
             totals = self.score(self.get_eval_dataloader(eval_dataset))
         self.since += time.monotonic() - started  # validation is no training time
         if totals is None:

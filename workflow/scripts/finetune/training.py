@@ -27,6 +27,7 @@ from finetune.files import publish, read_json, write_aside, write_json
 from finetune.guards import (
     GradientGuard,
     PlacementGuard,
+    check_cuda,
     check_world_size,
     refuse_data_parallel,
 )
@@ -54,6 +55,7 @@ SECONDS_AFTER_WATCHDOG = 600
 
 
 def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
+    check_cuda()
     settings, plan = yaml.safe_load(args.config.read_text()), read_json(args.plan)
     how = plan["settings"]  # with the keys that change no result, which train.yaml lacks
     # DeepSpeed calls collectives by their old names: 500 warnings a step

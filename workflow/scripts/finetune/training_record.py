@@ -28,6 +28,7 @@ def run_facts(trainer: FinetuneTrainer, plan: dict, peaks: list[dict], events: l
         "precision": str(compute_dtype()).removeprefix("torch."),
         "compiled": plan["settings"]["compile"],
         "attention": trainer.model.config._attn_implementation,
+        "backend": torch.distributed.get_backend() if torch.distributed.is_initialized() else None,
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "steps": trainer.state.global_step,
         "epochs": trainer.state.epoch,
