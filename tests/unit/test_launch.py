@@ -154,30 +154,37 @@ def test_the_ranks_stay_off_the_net_and_keep_the_rest(monkeypatch):
     assert (env["DS_ACCELERATOR"], env["CUDA_VISIBLE_DEVICES"]) == ("cuda", "5,GPU-abc")
 
 
+ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
+GROWING = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+
+
 @pytest.mark.parametrize(
     ("devices", "users", "expected"),
     [
-        (["0"], {}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        (["0"], {}, GROWING),
         ([], {}, {}),
-        *((["0"], {name: "backend:native"}, {name: "backend:native"}) for name in launch.ALLOCATOR),
+        *(
+            (["0"], users, users)
+            for users in ({name: "backend:native"} for name in sorted(ALLOCATOR))
+        ),
         (["0"], {"PYTORCH_ALLOC_CONF": ""}, {"PYTORCH_ALLOC_CONF": ""}),
     ],
 )
 def test_gpu_memory_is_taken_in_segments_that_grow_unless_the_user_says(
     monkeypatch, devices, users, expected
 ):
-    for name in launch.ALLOCATOR:
+    for name in ALLOCATOR:
         monkeypatch.delenv(name, raising=False)
     for name, value in users.items():
         monkeypatch.setenv(name, value)
     env = launch.environment(2, 1, devices)
-    assert {name: env[name] for name in launch.ALLOCATOR if name in env} == expected
+    assert {name: env[name] for name in ALLOCATOR if name in env} == expected
 
 
 def test_pytorch_reads_both_names_of_its_allocator_settings():
-    """The older wins on CUDA, so that either of the user's has to keep ours out."""
     header = Path(torch.__file__).parent / "include" / "c10" / "cuda" / "CUDAAllocatorConfig.h"
-    assert set(launch.ALLOCATOR) <= set(re.findall(r'get_env\("(\w+)"\)', header.read_text()))
+    read = set(re.findall(r'get_env\("(\w+)"\)', header.read_text()))
+    assert read - {"PYTORCH_HIP_ALLOC_CONF"} == ALLOCATOR == set(launch.ALLOCATOR)
 
 
 USERS_CONFIG = {
