@@ -270,9 +270,9 @@ def test_cache_that_holds_another_commit_or_one_that_cannot_be_told(revision) ->
     ("error", "text"),
     [
         (
-            DatasetNotFoundError("Dataset 'org/name' doesn't exist on the Hub."),
-            "the hub has no dataset 'org/name' that you may read: Dataset 'org/name' doesn't exist "
-            "on the Hub.",
+            DatasetNotFoundError("Revision 'v9' doesn't exist for dataset 'org/name' on the Hub."),
+            "the hub does not give 'org/name': Revision 'v9' doesn't exist for dataset 'org/name' "
+            "on the Hub. Check the spelling and `revision`, or run `hf auth login`.",
         ),
         (
             ValueError("Config name is missing. Pick one among: ['de', 'en']"),

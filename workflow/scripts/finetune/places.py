@@ -131,7 +131,10 @@ def load_hub(source: dict) -> tuple[datasets.DatasetDict, str | None]:
             builder.download_and_prepare()
             return builder.as_dataset(), builder.hash  # which is the commit, in the cache too
     except DatasetNotFoundError as error:
-        raise UserError(f"the hub has no dataset {path!r} that you may read: {error}") from None
+        raise UserError(
+            f"the hub does not give {path!r}: {error} Check the spelling and `revision`, or run "
+            "`hf auth login`."
+        ) from None
     except UserError:
         raise
     except ValueError as error:  # no such configuration, or one has to be named
