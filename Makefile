@@ -1,5 +1,5 @@
 # make run        the default job, from an empty machine to results/report/
-# make test       every test but the slow ones (those that need a GPU skip themselves without one)
+# make test       all tests but the slow and SLURM's (those that need a GPU skip without one)
 # make test-slow  ten runs that are stopped, killed and starved of memory at random
 # make test-slurm the chain, its failures and two nodes on a real SLURM on this machine; as root
 # make lint       what CI checks before the tests
@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .PHONY: run test test-slow test-slurm lint format schema pins install memory dag clean
 
 run: $(READY)
-	snakemake --cores all --resources gpu=$(GPUS) --rerun-incomplete --max-checksum-file-size 1GB
+	snakemake --profile workflow/profiles/local --resources gpu=$(GPUS)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 pytest tests/unit -n 2
@@ -28,6 +28,7 @@ test-slow: $(READY)
 test-slurm: $(READY)
 	OMP_NUM_THREADS=1 pytest tests/slurm
 
+# All test folders are collected together for the slow ones alone: two files of one name break that.
 lint: $(READY)
 	ruff check .
 	ruff format --check .

@@ -356,6 +356,16 @@ def test_missing_key_is_placed_at_the_section_that_lacks_it(tmp_path) -> None:
     ]
 
 
+@pytest.mark.parametrize("source", ["./small", "~/small", "a.gguf", "package:small/model"])
+def test_revision_of_a_model_that_is_not_on_the_hub(source, tmp_path) -> None:
+    changes = {2: f"  small:\n    source: {source}\n    revision: v2"}
+    path = source.replace("~", str(Path.home()))
+    assert faults(tmp_path, text_with(changes)) == [
+        f"0:4: models.small.revision: {path} has none; remove it"
+    ]
+    assert load(tmp_path, text_with({2: "  small: {source: org/small, revision: v2}"}))
+
+
 def test_all_faults_are_listed_at_once(tmp_path) -> None:
     changes = {2: "  small: {}", 4: "  news: {source: x, forma: y}", 9: "  a: {gpus: 0, sed: 1}"}
     assert faults(tmp_path, text_with(changes)) == [

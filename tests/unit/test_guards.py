@@ -112,7 +112,7 @@ def test_placement_is_recorded():
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1", "cuda"])
 def test_a_parameter_on_another_device_is_refused(device):
-    with pytest.raises(UserError, match=f"parameters are on cpu, but this rank is {device}"):
+    with pytest.raises(UserError, match=f"are on cpu, but this rank is {device}. Was the model"):
         placement_record(layers(), torch.device(device))
 
 

@@ -34,7 +34,7 @@ OFFLINE = "HF_HUB_OFFLINE is set"
         ),
         (
             errors.RevisionNotFoundError("404", response=ANSWER),
-            "the model org/name has no revision 'v9'.",
+            "the model org/name has no revision 'v9'. Leave `revision` out for the newest.",
         ),
         (
             errors.DisabledRepoError("403 disabled", response=ANSWER),
@@ -63,6 +63,12 @@ def test_each_error_has_its_line(error, text) -> None:
         raise error
     assert str(caught.value) == text
     assert caught.value.__suppress_context__
+
+
+def test_licence_of_a_dataset_is_on_its_own_page() -> None:
+    with pytest.raises(UserError) as caught, hub_errors("dataset", "org/name", None):
+        raise errors.GatedRepoError("403", response=ANSWER)
+    assert " at https://huggingface.co/datasets/org/name, then" in str(caught.value)
 
 
 def test_without_the_variable_the_network_is_to_blame(monkeypatch) -> None:

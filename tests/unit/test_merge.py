@@ -14,7 +14,7 @@ import yaml
 from datasets import Dataset
 from peft import LoraConfig, LoraModel, PeftModel, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, GPT2Config, GPT2LMHeadModel
 
 import merge
 from finetune.cli import UserError
@@ -241,6 +241,31 @@ def test_a_base_whose_loss_is_no_number_is_not_taken(
             run_merge(*args)
     else:
         assert run_merge(*args)[1]["base"] == base_taken
+
+
+@pytest.fixture(scope="module")
+def transposed(base, tmp_path_factory):
+    """A GPT-2: dequantizing makes its transposed layers ordinary ones."""
+    folder = tmp_path_factory.mktemp("gpt2")
+    shape = {"n_embd": 64, "n_layer": 1, "n_head": 2, "n_positions": 64}
+    tokenizer = load_tokenizer(base)
+    config = GPT2Config(vocab_size=len(tokenizer), eos_token_id=2, bos_token_id=1, **shape)
+    GPT2LMHeadModel(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("chosen", ["best", "dequantized"])
+def test_a_base_that_changes_shape_is_not_taken(chosen, transposed, tokens, tmp_path, monkeypatch):
+    adapt(transposed, tmp_path / "trained", QLORA["quantization"])
+    settings = QLORA | {"merge": {"base": chosen, "tolerance": 0.1}}
+    args = (monkeypatch, tmp_path, settings, tmp_path / "trained", transposed, tokens)
+    if chosen == "dequantized":
+        with pytest.raises(UserError, match=r"layers change shape .*; set merge\.base: best"):
+            run_merge(*args)
+    else:
+        record = run_merge(*args)[1]
+        assert (record["base"], list(record["loss_merged"])) == ("original", ["original"])
 
 
 def drift(**changes):

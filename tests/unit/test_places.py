@@ -235,25 +235,44 @@ def test_hub_dataset(hub) -> None:
     ]
 
 
-def test_commit_of_a_hub_dataset(tmp_path, monkeypatch) -> None:
-    """The real loader, on the cache that a download from the hub leaves."""
+@pytest.fixture
+def cached(tmp_path, monkeypatch) -> None:
+    """The cache that a download from the hub leaves; tests run offline."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
     on_the_hub = {"repo_id": "org/name", "dataset_name": "name", "hash": COMMIT}
     rows = Generator(generator=lambda: iter(texts("a")), config_id="default", **on_the_hub)
     rows.download_and_prepare()
-    source = prepare_settings(Dataset(source="org/name"))["source"]
-    [place] = open_places(source, "line")
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("revision", [None, COMMIT])
+def test_commit_of_a_hub_dataset(revision, capsys) -> None:
+    """The real loader."""
+    entry = {"path": "org/name", "revision": revision}
+    [place] = open_places(prepare_settings(Dataset(source=entry))["source"], "line")
     assert (place.name, place.commit) == ("org/name", COMMIT)
     assert [row for block in place.blocks for _, row in block.rows()] == [{"text": "a"}]
+    said = f"prepare_data: org/name comes from the cache, not from the hub: commit {COMMIT}\n"
+    assert (said in capsys.readouterr().err) == (revision is None)
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("revision", ["v1", COMMIT[:7], COMMIT[::-1]])
+def test_cache_that_holds_another_commit_or_one_that_cannot_be_told(revision) -> None:
+    assert refusal({"path": "org/name", "revision": revision}) == (
+        f"org/name comes from the cache, not from the hub, and the newest commit there, {COMMIT}, "
+        f"may not be revision {revision!r}. Run once on a host with a network, or set `revision: "
+        f"{COMMIT}`."
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
         (
-            DatasetNotFoundError("Dataset 'org/name' doesn't exist on the Hub."),
-            "the hub has no dataset 'org/name' that you may read: Dataset 'org/name' doesn't exist "
-            "on the Hub.",
+            DatasetNotFoundError("Revision 'v9' doesn't exist for dataset 'org/name' on the Hub."),
+            "the hub does not give 'org/name': Revision 'v9' doesn't exist for dataset 'org/name' "
+            "on the Hub. Check the spelling and `revision`, or run `hf auth login`.",
         ),
         (
             ValueError("Config name is missing. Pick one among: ['de', 'en']"),

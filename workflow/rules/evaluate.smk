@@ -4,6 +4,7 @@ evaluate_run       results/runs/{run}/model -> results/runs/{run}/evaluation/
 evaluate_baseline  the base model -> results/baselines/{model}/{dataset}/
 Both write metrics.json and predictions.jsonl, by the same script. Where rows have labels, the
 baseline is the share of each class in the training rows: an untrained head knows nothing.
+The baseline waits for no plan: it is the same whatever runs are added or refused.
 """
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from finetune.imports import collect_rarely
 from finetune.nodes import join
-from finetune.outcome import claim
+from finetune.outcome import STATE, claim
 from finetune.processes import PARENT, block_stops, die_with_parent
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     from accelerate.commands.launch import launch_command, launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    folder, options = Path(os.environ["FINETUNE_STATE"]), launch_command_parser().parse_args()
+    folder, options = Path(os.environ[STATE]), launch_command_parser().parse_args()
     if options.num_machines:  # of one node nothing is said
         join(options)
     try:

@@ -14,6 +14,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -30,6 +31,9 @@ from finetune.scores import batch_scores
 from finetune.tokenizer import load_tokenizer
 from finetune.tokens import open_tokens
 from finetune.weights import TensorShapes, expected_shapes, verify
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 CHECKED_ROWS, CHECKED_TOKENS = 16, 8_192
 NEGLIGIBLE = 0.01
@@ -89,25 +93,19 @@ def merge_adapter(
     A QLoRA adapter was trained on the 4-bit base. Which 16-bit base suits it, the original or
     the dequantized one, differs from model to model (unsloth-zoo pull request 810): measured.
     """
-    from peft import PeftModel
-
     free_at_once()
-    trust = args.settings["trust_remote_code"]
-    batch = held_out(args.tokens, load_tokenizer(args.base, trust), labels)
-    trained = PeftModel.from_pretrained(load_base(args, "trained", labels), args.trained)
+    tokenizer = load_tokenizer(args.base, args.settings["trust_remote_code"])
+    batch = held_out(args.tokens, tokenizer, labels)
+    trained = adapted(args, "trained", labels)
     record: dict = {"loss_trained": measure(trained, batch)[0], "loss_merged": {}}
     best, least = None, math.inf
     for base in bases(args.settings):
-        model = PeftModel.from_pretrained(load_base(args, base, labels), args.trained)
-        _, before = measure(model, batch)
-        merged = model.merge_and_unload(safe_merge=True)
-        if not same_shapes(merged, shapes):
+        if (found := merged_on(args, base, batch, shapes, labels)) is None:
             continue
-        loss, after = measure(merged, batch)
+        merged, loss, moved = found
         if best is None or loss < least:  # never true of a NaN
-            best, least, record["base"] = merged, min(least, loss), base
-            record["max_logit"] = before.abs().max().item()
-            record["max_logit_difference"] = (after - before).abs().max().item()
+            best, least = merged, min(least, loss)
+            record |= {"base": base} | moved
         record["loss_merged"][base] = loss
     if best is None:
         raise UserError("this model's layers change shape when dequantized; set merge.base: best.")
@@ -118,6 +116,32 @@ def merge_adapter(
     for path in folder.glob("*.safetensors"):
         path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
     return record
+
+
+def merged_on(
+    args: argparse.Namespace,
+    base: str,
+    batch: Mapping,
+    shapes: TensorShapes,
+    labels: list[str] | None,
+) -> tuple[PreTrainedModel, float, dict] | None:
+    """The model merged into one base, its loss on `batch`, and how far a logit moved. None where
+    layers of that base have other shapes."""
+    model = adapted(args, base, labels)
+    _, before = measure(model, batch)
+    merged = model.merge_and_unload(safe_merge=True)
+    if not same_shapes(merged, shapes):
+        return None
+    loss, after = measure(merged, batch)
+    largest, moved = before.abs().max().item(), (after - before).abs().max().item()
+    return merged, loss, {"max_logit": largest, "max_logit_difference": moved}
+
+
+def adapted(args: argparse.Namespace, form: str, labels: list[str] | None) -> PeftModel:
+    """The adapter on that form of its base."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(load_base(args, form, labels), args.trained)
 
 
 def same_shapes(model: PreTrainedModel, shapes: TensorShapes) -> bool:

@@ -21,9 +21,9 @@ from finetune.batch import split_batch
 from finetune.cli import say
 from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
-from finetune.history import note_kill, record
+from finetune.history import BEGINS, note_kill, record
 from finetune.metric_lines import LINES, cut_back, read_lines
-from finetune.outcome import OUTCOME, STOP, last_outcome
+from finetune.outcome import OUTCOME, STATE, STOP, last_outcome
 from finetune.processes import PARENT, STOPS
 
 STOPPED = 75
@@ -47,7 +47,7 @@ class Attempts:
     ) -> None:
         self.state, self.plan, self.facts, self.micro = state, plan, facts, micro
         self.command = command
-        self.env = env | {PARENT: str(os.getpid()), "FINETUNE_STATE": str(state)}
+        self.env = env | {PARENT: str(os.getpid()), STATE: str(state)}
         self.stopping = self.killed = False
         self.seconds = 0.0  # that the last attempt took
         note_kill(state, self.last_step(), peaks.left_behind(state))
@@ -181,7 +181,7 @@ class Attempts:
         return FAILED
 
     def note(self, event: str, step: int, **facts: object) -> None:
-        if event not in ("started", "resumed"):
+        if event not in BEGINS:
             facts["seconds"] = round(self.seconds, 1)
             facts["peak_memory"] = peaks.left_behind(self.state)
         record(self.state, event, step, micro_batch=self.micro, **facts)

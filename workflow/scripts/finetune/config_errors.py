@@ -29,7 +29,7 @@ def load_config(raw: dict, files: Iterable[str | Path] = ()) -> Config:
     try:
         config = Config.model_validate(with_complete_runs(raw))
         faults = [*dangling_names(config), *idle_sections(raw, config), *untested(config)]
-        faults += idle_source_keys(raw, config)
+        faults += [*idle_revisions(config), *idle_source_keys(raw, config)]
     except ValidationError as error:
         config, faults = None, list(readable(error, raw))
     trees = [(path, tree_of(path)) for path in map(str, files)]
@@ -81,6 +81,13 @@ def untested(config: Config) -> Iterable[tuple[Location, str]]:
     for name, dataset in config.datasets.items():
         if dataset.split.test == 0 and not any(map(may_bring_a_test_split, dataset.source)):
             yield ("datasets", name, "split", "test"), "every model is evaluated; give it a share"
+
+
+def idle_revisions(config: Config) -> Iterable[tuple[Location, str]]:
+    """Of models that are not on the hub."""
+    for name, model in config.models.items():
+        if model.revision is not None and is_local(model.source):
+            yield ("models", name, "revision"), f"{model.source} has none; remove it"
 
 
 def idle_source_keys(raw: dict, config: Config) -> Iterable[tuple[Location, str]]:

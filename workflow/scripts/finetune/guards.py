@@ -68,7 +68,10 @@ def placement_record(model: torch.nn.Module, device: torch.device) -> dict:
     devices = sorted({str(p.device) for p in model.parameters()})
     here = "cpu" if device.type == "cpu" else str(device)
     if not sharded and devices != [here]:
-        raise UserError(f"parameters are on {', '.join(devices)}, but this rank is {device}.")
+        raise UserError(
+            f"parameters are on {', '.join(devices)}, but this rank is {device}. Was the model "
+            "loaded with a device map of its own?"
+        )
     sizes = {n: getattr(p, "ds_numel", p.numel()) for n, p in model.named_parameters()}
     trained = [n for n, p in model.named_parameters() if p.requires_grad]
     return {

@@ -52,12 +52,16 @@ def hub_errors(kind: str, source: str, revision: str | None) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise UserError(f"{source!r} is no id that the hub could have: {error}") from None
     except errors.GatedRepoError:
+        page = "https://huggingface.co/" + "datasets/" * (kind == "dataset") + source
         raise UserError(
-            f"{source} is gated. Accept its licence at https://huggingface.co/{source}, "
+            f"{source} is gated. Accept its licence at {page}, "
             "then run `hf auth login` on this machine."
         ) from None
     except errors.RevisionNotFoundError:
-        raise UserError(f"the {kind} {source} has no revision {revision!r}.") from None
+        raise UserError(
+            f"the {kind} {source} has no revision {revision!r}. Leave `revision` out "
+            "for the newest."
+        ) from None
     except errors.RepositoryNotFoundError:
         raise UserError(
             f"the hub has no {kind} {source!r} that you may read. Check the spelling; for a "

@@ -25,7 +25,8 @@ from finetune.cli import UserError, say
 
 FOLDER = Path("/tmp/finetune-gpu-leases")
 """On this machine's own disk: flock over NFS is unreliable. Shared by all its users. Each SLURM
-job has one of its own: what two jobs see as device 0 may be two devices."""
+job has one of its own: what two jobs see as device 0 may be two devices. Its files are empty, and
+are left there: to remove a lock that another may just open would give a device to both."""
 SECONDS_BETWEEN_TRIES = 1.0
 MUCH = 2**30
 """Bytes on a GPU that somebody uses. An idle one holds less, a screen's too."""

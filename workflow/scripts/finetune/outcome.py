@@ -11,6 +11,8 @@ import os
 import time
 from pathlib import Path
 
+STATE = "FINETUNE_STATE"
+"""Environment variable: that folder, which launch.py names to its agents."""
 OUTCOME = "outcome.json"
 STOP = "stop"
 """A file that is there when somebody wants the run to stop."""

@@ -127,14 +127,34 @@ def load_hub(source: dict) -> tuple[datasets.DatasetDict, str | None]:
     try:
         with hub_errors("dataset", path, source["revision"]):
             builder = load_dataset_builder(path, subset, revision=source["revision"])
+            check_commit(builder, path, source["revision"])
             builder.download_and_prepare()
             return builder.as_dataset(), builder.hash  # which is the commit, in the cache too
     except DatasetNotFoundError as error:
-        raise UserError(f"the hub has no dataset {path!r} that you may read: {error}") from None
+        raise UserError(
+            f"the hub does not give {path!r}: {error} Check the spelling and `revision`, or run "
+            "`hf auth login`."
+        ) from None
     except UserError:
         raise
     except ValueError as error:  # no such configuration, or one has to be named
         raise UserError(f"{path} with subset {subset!r}: {error}") from None
+
+
+def check_commit(builder: datasets.DatasetBuilder, path: str, revision: str | None) -> None:
+    """Where `datasets` cannot ask the hub it takes the newest commit in its cache, whatever
+    revision is wanted."""
+    from datasets.packaged_modules.cache.cache import Cache
+
+    if not isinstance(builder, Cache) or builder.hash == revision:
+        return
+    if revision is not None:
+        raise UserError(
+            f"{path} comes from the cache, not from the hub, and the newest commit there, "
+            f"{builder.hash}, may not be revision {revision!r}. Run once on a host with a network, "
+            f"or set `revision: {builder.hash}`."
+        )
+    say(f"prepare_data: {path} comes from the cache, not from the hub: commit {builder.hash}")
 
 
 def chosen_splits(loaded: dict[str, datasets.Dataset], source: dict) -> dict:

@@ -52,9 +52,15 @@ def repair(
     A model that is not `causal` writes no text: its tokenizer needs no EOS.
     """
     if causal and tokenizer.eos_token is None:
-        raise UserError("the tokenizer has no EOS token, so a trained model could never stop.")
+        raise UserError(
+            "the tokenizer has no EOS token, so a trained model could never stop. Choose another "
+            "model, or add `eos_token` to its tokenizer_config.json."
+        )
     if not tokenizer.is_fast:
-        raise UserError("the tokenizer has no fast (Rust) version, which tokenizes the rows here.")
+        raise UserError(
+            "the tokenizer has no fast (Rust) version, which tokenizes the rows here. Choose "
+            "another model, or save this one once with a fast tokenizer (tokenizer.json)."
+        )
     notes = [
         set_pad_token(tokenizer, pad_token),
         set_length(tokenizer, config),
