@@ -192,9 +192,10 @@ def test_activations_are_what_autograd_keeps(kind, attention, launch, method) ->
 
 
 def test_of_a_norm_that_autocast_makes_fp32_each_adapter_keeps_a_copy() -> None:
-    """BERT's queries, keys and values have one input; half a pooler goes to each of two layers."""
+    """BERT's queries, keys and values have one input. Pooler and head count as half a layer's."""
     shapes = shapes_of(build("bert", 2))
     run = Job("lora", "ddp", 1, 1, ROWS, LENGTH, LENGTH, False, "sdpa", True, rank=8)
-    products = 2 * 8 * 6.5
+    products = 2 * 8 * (6 + 1)
     assert adapter_inputs(shapes, run) == 2 * (3 * 256 + 1024) + products
-    assert adapter_inputs(shapes, replace(run, cpu=False)) == 2 * (5.5 * 256 + 1024) + products
+    alone = 2 * ((5 + 1) * 256 + 1024) + products
+    assert adapter_inputs(shapes, replace(run, cpu=False)) == alone
