@@ -111,12 +111,14 @@ def inputs(shapes: Shapes) -> int:
 
 def adapter_inputs(shapes: Shapes, job: Job) -> int:
     """What adapters keep besides their rank-r product. Those of `adapter` keep their input, which
-    is shared as that of trained layers is, and no mask."""
+    is shared as that of trained layers is, and no mask. Of what autocast makes fp32 each keeps a
+    16-bit copy of its own."""
     layers = shapes.adapted(job.targets)
     wide = sum(x.in_features * x.count for x in layers) // shapes.layers
     narrow = sum(x.count for x in layers) * job.rank * 2 // shapes.layers
     if has_lean_adapters(job):
-        return narrow + min(inputs(shapes), 2 * wide)
+        shared = shapes.rms or job.zero or job.cpu
+        return narrow + (min(inputs(shapes), 2 * wide) if shared else 2 * wide)
     return narrow + wide * (2 + dropout_mask(job))
 
 
@@ -134,7 +136,9 @@ def dropout_mask(job: Job) -> int:
 
 
 def working(shapes: Shapes, job: Job) -> int:
-    """Gradients of the layer that the backward pass is in, where they are widest."""
-    tall = 2 * shapes.intermediate * (3 if shapes.gated else 1) * max(1, shapes.experts)
+    """Gradients of the layer that the backward pass is in, where they are widest: of a gated MLP,
+    or one before and after `adapter` drops some of it, and the mask."""
+    masked = job.dropout and has_lean_adapters(job)
+    tall = 2 * shapes.intermediate * (3 if shapes.gated or masked else 1) * max(1, shapes.experts)
     scores = (4 + 4) * shapes.heads * job.length if job.attention == "eager" else 0
     return max(tall, scores) + 4 * shapes.hidden

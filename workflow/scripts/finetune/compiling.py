@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 from transformers import TrainerCallback
@@ -49,7 +51,7 @@ def compile_layers(model: torch.nn.Module, backend: str = "inductor") -> None:
         )
     # it would cut layers at DDP's buckets, but a layer is no longer than a bucket should be
     torch._dynamo.config.optimize_ddp = False
-    # dropout draws the numbers that it draws without compilation
+    # a model's own dropout draws the numbers that it draws without compilation
     options = {"fallback_random": True} if backend == "inductor" else None
     for layer in layers:
         layer.compile(dynamic=True, recompile_limit=GRAPHS, backend=backend, options=options)
@@ -68,6 +70,16 @@ def check_compiler(cpu: bool) -> None:
             f"compiler (gcc, clang, or one named in the environment variable CC). Install them, "
             f"{WITHOUT}."
         )
+    if not (header := python_header()).exists():
+        raise UserError(
+            f"`compile: true` needs {header}, and it is not there. Install the headers of this "
+            f"Python (python3-dev on Debian and Ubuntu, python3-devel on Fedora), {WITHOUT}."
+        )
+
+
+def python_header() -> Path:
+    """What is compiled includes it. `posix_local`, Debian's own scheme, looks beside it."""
+    return Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
 
 
 def cpp_compiler() -> str | None:
