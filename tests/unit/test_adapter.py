@@ -175,3 +175,22 @@ def test_layers_that_compute_something_else_are_left_alone(changes):
     model = adapted(**changes)
     lean(model)
     assert not lean_layers(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast_it_computes_in_16_bit_and_returns_what_its_layer_does(dtype):
+    """On a GPU autocast makes norms fp32, and 4-bit layers return the type of their input. No
+    autocast is on in the backward pass."""
+    out, x = torch.randn(2, 5, 4, dtype=dtype), torch.randn(2, 5, 6, dtype=dtype)
+    matrices = torch.randn(3, 6), torch.randn(4, 3)
+    given = [tensor.requires_grad_() for tensor in (out, x, *matrices)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = AddAdapter.apply(*given, 0.0, None, 0.7)
+    assert found.dtype is dtype
+    assert {t.dtype for t in found.grad_fn.saved_tensors if t is not None} == {torch.bfloat16}
+    wanted = out.float() + 0.7 * x.float() @ matrices[0].T @ matrices[1].T
+    weights = torch.randn(2, 5, 4)
+    gradients = [torch.autograd.grad((y * weights).sum(), given) for y in (found, wanted)]
+    for one, other in zip((found, *gradients[0]), (wanted, *gradients[1]), strict=True):
+        assert (one - other).norm() <= 0.02 * other.norm()
+    assert [gradient.dtype for gradient in gradients[0]] == [tensor.dtype for tensor in given]

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from finetune.activations import kept_of_a_layer
+from finetune.activations import adapter_inputs, kept_of_a_layer
 from finetune.memory import Job, merged_experts
 from finetune.modeling import add_adapters
 from finetune.shapes import Layer, Shapes, shapes_of
@@ -189,3 +189,13 @@ def test_activations_are_what_autograd_keeps(kind, attention, launch, method) ->
     if method == "lora":
         expected += 2 * merged_experts(shapes, job) / shapes.layers
     assert expected == pytest.approx(found, rel=0.12)
+
+
+def test_of_a_norm_that_autocast_makes_fp32_each_adapter_keeps_a_copy() -> None:
+    """BERT's queries, keys and values have one input. Pooler and head count as half a layer's."""
+    shapes = shapes_of(build("bert", 2))
+    run = Job("lora", "ddp", 1, 1, ROWS, LENGTH, LENGTH, False, "sdpa", True, rank=8)
+    products = 2 * 8 * (6 + 1)
+    assert adapter_inputs(shapes, run) == 2 * (3 * 256 + 1024) + products
+    alone = 2 * ((5 + 1) * 256 + 1024) + products
+    assert adapter_inputs(shapes, replace(run, cpu=False)) == alone

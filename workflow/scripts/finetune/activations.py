@@ -111,12 +111,14 @@ def inputs(shapes: Shapes) -> int:
 
 def adapter_inputs(shapes: Shapes, job: Job) -> int:
     """What adapters keep besides their rank-r product. Those of `adapter` keep their input, which
-    is shared as that of trained layers is, and no mask."""
+    is shared as that of trained layers is, and no mask. Of what autocast makes fp32 each keeps a
+    16-bit copy of its own."""
     layers = shapes.adapted(job.targets)
     wide = sum(x.in_features * x.count for x in layers) // shapes.layers
     narrow = sum(x.count for x in layers) * job.rank * 2 // shapes.layers
     if has_lean_adapters(job):
-        return narrow + min(inputs(shapes), 2 * wide)
+        shared = shapes.rms or job.zero or job.cpu
+        return narrow + (min(inputs(shapes), 2 * wide) if shared else 2 * wide)
     return narrow + wide * (2 + dropout_mask(job))
 
 

@@ -115,27 +115,34 @@ def dropped(rows: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
     return keep.to(bits).bitwise_and_(rows.view(bits)).view(rows.dtype)
 
 
+def compute_type(out: torch.Tensor) -> torch.dtype:
+    """Of autocast where it is on: on a GPU it makes norms fp32, and with them x and, over 4 bit,
+    `out`. Else the type of `out`."""
+    device = out.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else out.dtype
+
+
 class AddAdapter(torch.autograd.Function):
     """out + scale * (mask * x) A^T B^T, in the type of `out`. The mask is made from its share and
-    seed, and again in the backward pass."""
+    seed, and again in the backward pass, in which no autocast is on: all is in one type."""
 
     @staticmethod
     def forward(ctx, out, x, a, b, share, seed, scale):
-        a, b = a.to(out.dtype), b.to(out.dtype)
-        x = x.to(out.dtype)
+        kind = compute_type(out)
+        x, a, b = x.to(kind), a.to(kind), b.to(kind)
         mask = keep_mask(x, share, seed) if share else None
         inner = dropped(x, mask) @ a.T
         ctx.save_for_backward(x, a, b, inner, seed)
         ctx.share, ctx.scale = share, scale
-        flat = out.flatten(0, -2), inner.flatten(0, -2)
-        return torch.addmm(*flat, b.T, alpha=scale).view(out.shape)
+        flat = out.flatten(0, -2).to(kind), inner.flatten(0, -2)
+        return torch.addmm(*flat, b.T, alpha=scale).view(out.shape).to(out.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         x, a, b, inner, seed = ctx.saved_tensors
         mask = keep_mask(x, ctx.share, seed) if ctx.share else None
-        rows = grad.flatten(0, -2)
+        rows = grad.flatten(0, -2).to(b.dtype)
         grad_inner = (rows @ b) * ctx.scale
         grad_b = (rows.T @ inner.flatten(0, -2)) * ctx.scale
         grad_a = grad_inner.T @ dropped(x, mask).flatten(0, -2)
