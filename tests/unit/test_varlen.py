@@ -3,10 +3,12 @@
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.integrations import deepspeed
 from transformers.models.llama import modeling_llama
 
 from finetune import varlen
 from finetune.cli import UserError
+from finetune.isolation import why_not_isolated
 from finetune.varlen import attend, why_not_varlen
 from plan_run import check_attention
 
@@ -46,6 +48,27 @@ def test_flash_attention_that_was_asked_for_is_refused_where_samples_would_mix(t
 
 def test_layers_with_a_state_do_not():
     assert why_not_varlen(config("qwen3_next")).startswith("samples laid end to end change")
+
+
+def test_under_zero3_the_small_model_is_an_ordinary_one(monkeypatch):
+    """Training decides when DeepSpeed is configured, and transformers then builds shards."""
+    monkeypatch.setattr(deepspeed, "_hf_deepspeed_config_weak_ref", None)
+    settings = {"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": 1}
+    chosen = deepspeed.HfDeepSpeedConfig(settings)
+    assert why_not_varlen(config("llama")) is None
+    assert deepspeed.deepspeed_config() is chosen.config  # the model that is trained is sharded
+
+
+def test_the_trial_leaves_the_generators_of_gpus_alone(monkeypatch):
+    """torch.manual_seed would have them all start at its seed."""
+    seeds = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert why_not_varlen(config("llama")) is None
+    assert why_not_isolated(config("llama")) is None
+    assert seeds == [3]
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_model_that_could_not_show_a_leak_proves_nothing(monkeypatch):

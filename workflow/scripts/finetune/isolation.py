@@ -11,9 +11,11 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.integrations import deepspeed
 
 from finetune.collator import restarting_positions
 
@@ -45,11 +47,34 @@ def why_not_isolated(
     reason = "there is nothing to try"
     for width in (WIDTH, None):
         try:
-            return (find_leak or first_leak)(kind, smallest(kind, config, width))
+            with built_whole(), numbers_of_its_own():
+                return (find_leak or first_leak)(kind, smallest(kind, config, width))
         except Exception as error:
             # an odd config breaks in any way it likes; packing must then be off, not tokenizing
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
     return f"could not try a small {kind.__name__}: {reason}"
+
+
+@contextmanager
+def built_whole() -> Iterator[None]:
+    """Models are ordinary ones, also in training under ZeRO-3: by then transformers would build
+    them as shards, which no engine gathers."""
+    told = deepspeed._hf_deepspeed_config_weak_ref and deepspeed._hf_deepspeed_config_weak_ref()
+    deepspeed.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if told:
+            deepspeed.set_hf_deepspeed_config(told)
+
+
+@contextmanager
+def numbers_of_its_own() -> Iterator[None]:
+    """The same in every trial, from the CPU's generator alone, which then goes on as before.
+    torch.manual_seed would reset those of GPUs too."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        yield
 
 
 def takes_positions(kind: type[PreTrainedModel]) -> bool:
@@ -139,13 +164,11 @@ def keep_layers(part: PreTrainedConfig, layers: int) -> None:
 
 
 def first_leak(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str | None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = kind._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
-        for attention in ("eager", "sdpa")[: 1 + kind._supports_sdpa]:
-            model.set_attn_implementation(attention)
-            if reason := leak(model):
-                return f"{reason} in a shrunken {kind.__name__} with {attention} attention"
+    model = kind._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    for attention in ("eager", "sdpa")[: 1 + kind._supports_sdpa]:
+        model.set_attn_implementation(attention)
+        if reason := leak(model):
+            return f"{reason} in a shrunken {kind.__name__} with {attention} attention"
     return None
 
 
