@@ -5,9 +5,28 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch.utils.checkpoint import checkpoint
 
-from finetune.adapter import LEAN, AddAdapter, draw_seed, dropped, keep_mask, lean, random_words
+from finetune import adapter
+from finetune.adapter import (
+    LEAN,
+    AddAdapter,
+    draw,
+    dropped,
+    keep_mask,
+    lean,
+    random_words,
+    takes_generators,
+)
 
 SIZES = [(6, 10), (10, 4)]
+CPU = torch.device("cpu")
+SEEDS = pytest.mark.parametrize("seed", [torch.tensor(7), 7], ids=["splitmix", "generator"])
+
+
+@pytest.fixture(params=["splitmix", "generator"])
+def way(request, monkeypatch):
+    """How masks are made: as on a CPU and in compiled code, or as on a GPU."""
+    monkeypatch.setattr(adapter, "takes_generators", lambda _: request.param == "generator")
+    return request.param
 
 
 def adapted(dropout=0.0, dtype=torch.float32, **changes):
@@ -23,6 +42,11 @@ def adapted(dropout=0.0, dtype=torch.float32, **changes):
         if "lora_" in name:
             parameter.data = torch.randn(parameter.shape) * 0.3
     return model
+
+
+def kept(x, share, seed):
+    """Ones and zeros, however they are held."""
+    return dropped(torch.ones_like(x), keep_mask(x, share, seed))
 
 
 def bits(keep):
@@ -56,16 +80,17 @@ def test_outputs_and_gradients_are_those_of_peft(dtype, tolerance):
         assert (one - other).norm() <= tolerance * other.norm()
 
 
-def test_gradients_are_right_for_the_mask_that_was_drawn():
-    """Against differences of the function itself, in double precision."""
+@SEEDS
+def test_gradients_are_right_for_the_mask_that_was_drawn(seed):
+    """Against those of the formula, written out."""
     out, x = torch.randn(4, 5), torch.randn(4, 6)
     matrices = torch.randn(3, 6), torch.randn(5, 3)
-    share, seed = 0.4, torch.tensor(7)
-    mask = keep_mask(torch.empty(4, 6), share, seed)
-    assert {0, -1} == set(mask.flatten().tolist())
+    share = 0.4
+    mask = kept(torch.empty(4, 6), share, seed)
+    assert {0, 1} == set(mask.flatten().tolist())
 
     def plain(out, x, a, b):
-        return out - 0.7 * (x * mask) @ a.T @ b.T
+        return out + 0.7 * (x * mask) @ a.T @ b.T
 
     given = [tensor.requires_grad_() for tensor in (out, x, *matrices)]
     weights = torch.randn(4, 5)
@@ -76,7 +101,7 @@ def test_gradients_are_right_for_the_mask_that_was_drawn():
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5])
-def test_dropout_drops_its_share_and_keeps_the_expectation(share):
+def test_dropout_drops_its_share_and_keeps_the_expectation(share, way):
     model = adapted(dropout=share)
     layer = model.base_model.model[0]
     x = torch.ones(40_000, 6)
@@ -86,18 +111,26 @@ def test_dropout_drops_its_share_and_keeps_the_expectation(share):
     out = layer(x)
     assert not torch.equal(out[0], out[1])
     torch.testing.assert_close(out.mean(0), whole, rtol=0.02, atol=0.02)
-    mask = keep_mask(torch.empty(1000, 77), share, torch.tensor(3))
-    kept = -mask.float()
-    assert torch.equal(mask, bits(kept == 1))
-    assert kept.mean() == pytest.approx(1 - round(share * 256) / 256, abs=0.005)
-    assert kept.std(dim=0).max() < kept.std() * 1.2  # no column is kept or dropped alone
+    exact, seed = draw(share, CPU)
+    mask = kept(torch.empty(1000, 77), exact, seed)
+    assert mask.mean() == pytest.approx(1 - exact, abs=0.005)
+    assert mask.std(dim=0).max() < mask.std() * 1.2  # no column is kept or dropped alone
 
 
-@pytest.mark.parametrize(("asked", "dropped"), [(0.0, 0), (0.001, 1), (0.05, 13), (0.999, 255)])
-def test_some_is_dropped_where_it_was_asked_for_and_never_all(asked, dropped):
+@pytest.mark.parametrize(("asked", "steps"), [(0.001, 1), (0.05, 13), (0.999, 255)])
+def test_some_is_dropped_where_it_was_asked_for_and_never_all(asked, steps, way):
+    assert draw(asked, CPU)[0] == (asked if way == "generator" else steps / 256)
     [layer, _] = lean_layers(leaned(asked))
-    assert layer.share() == dropped / 256
     assert layer(torch.ones(9, 6)).isfinite().all()
+
+
+def test_a_gpu_has_generators_but_in_compiled_code():
+    def asked():
+        return takes_generators(torch.device("cuda"))
+
+    assert asked()
+    assert not torch.compile(asked, backend="eager", fullgraph=True)()
+    assert not takes_generators(CPU)
 
 
 def leaned(dropout):
@@ -106,28 +139,40 @@ def leaned(dropout):
     return model
 
 
-def test_checkpointed_layers_draw_their_masks_again():
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_layers_draw_their_masks_again(reentrant, way):
     found = []
     for again in (False, True):
         torch.manual_seed(4)
-        model, x = leaned(0.5), torch.randn(3, 6)
+        model, x = leaned(0.5), torch.randn(3, 6, requires_grad=True)
         torch.manual_seed(5)
-        out = checkpoint(model, x, use_reentrant=False) if again else model(x)
+        out = checkpoint(model, x, use_reentrant=reentrant) if again else model(x)
         torch.rand(7)  # the generator goes on
         out.square().sum().backward()
-        found.append([p.grad for p in model.parameters() if p.requires_grad])
+        found.append([x.grad, *(p.grad for p in model.parameters() if p.requires_grad)])
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
 
 
-def test_the_same_seed_draws_the_same_mask():
+def test_the_same_seed_draws_the_same_mask(way):
     """What the backward pass, checkpointed activations and a resumed run rely on."""
-    x, cpu = torch.empty(3, 50), torch.device("cpu")
-    seeds = [torch.manual_seed(4) and draw_seed(cpu) for _ in range(2)]
-    one, two, other = (keep_mask(x, 0.3, seed) for seed in (*seeds, draw_seed(cpu)))
+    x = torch.empty(3, 50)
+    draws = [torch.manual_seed(4) and draw(0.3, CPU) for _ in range(2)]
+    before = torch.get_rng_state()
+    one, two = (keep_mask(x, *drawn) for drawn in draws)
+    assert torch.equal(torch.get_rng_state(), before)
     assert torch.equal(one, two)
-    assert not torch.equal(one, other)
+    assert not torch.equal(one, keep_mask(x, *draw(0.3, CPU)))
     assert not one.all()
+
+
+@SEEDS
+def test_a_mask_is_not_kept(seed):
+    """But the input, which others keep too, both matrices, the product, and a seed."""
+    given = [torch.randn(*size, requires_grad=True) for size in ((9, 4), (9, 6), (3, 6), (4, 3))]
+    held = AddAdapter.apply(*given, 0.4, seed, 0.7).grad_fn.saved_tensors
+    assert [t.numel() for t in held if t is not None][:4] == [54, 18, 12, 27]
+    assert len([t for t in held if t is not None and t.dim()]) == 4
 
 
 def test_random_words_are_those_that_others_have_of_splitmix64():
@@ -154,6 +199,7 @@ def test_a_mask_on_bits_is_a_product(dtype):
     rows = torch.tensor([[1.5, -2.0, 3e-5], [-0.0, 100.0, -7.25]], dtype=dtype)
     keep = torch.tensor([[True, False, True], [False, True, False]])
     assert torch.equal(dropped(rows, bits(keep)), rows * keep)
+    assert torch.equal(dropped(rows, keep.to(dtype)), rows * keep)
 
 
 def test_outside_training_and_with_adapters_off_it_is_peft():

@@ -136,7 +136,9 @@ def dropout_mask(job: Job) -> int:
 
 
 def working(shapes: Shapes, job: Job) -> int:
-    """Gradients of the layer that the backward pass is in, where they are widest."""
-    tall = 2 * shapes.intermediate * (3 if shapes.gated else 1) * max(1, shapes.experts)
+    """Gradients of the layer that the backward pass is in, where they are widest: of a gated MLP,
+    or one before and after `adapter` drops some of it, and the mask."""
+    masked = job.dropout and has_lean_adapters(job)
+    tall = 2 * shapes.intermediate * (3 if shapes.gated or masked else 1) * max(1, shapes.experts)
     scores = (4 + 4) * shapes.heads * job.length if job.attention == "eager" else 0
     return max(tall, scores) + 4 * shapes.hidden

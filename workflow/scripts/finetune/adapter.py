@@ -5,6 +5,12 @@ speaks of CUDA), draws its dropout as fp32 numbers, and adds up two outputs, eac
 record for the backward pass. Here a layer keeps its input, which its neighbours share, the rank-r
 product, and the seed of its mask. With W the weight, A and B the adapter, s its scale, m the
 mask and x a row:  y = W x + s B A (m x)  (Hu et al. 2021, arXiv 2106.09685, section 4.1).
+
+A mask is made twice from its seed, in the forward and in the backward pass. A GPU makes it in one
+kernel, by a generator of its own that starts there. SplitMix64 takes fifteen, which move four times
+the bytes; but it makes eight elements of a number. That is faster on a CPU, where drawing a number
+for each takes a tenth of a step, and it is what compiled code can do, which has no generators, and
+fuses the fifteen.
 """
 
 from __future__ import annotations
@@ -13,9 +19,12 @@ from typing import Any
 
 import torch
 from peft.tuners import lora
+from peft.tuners.lora.bnb import Linear4bit
 from peft.tuners.lora.layer import LoraLayer
 from torch.autograd.function import once_differentiable
 
+Seed = torch.Tensor | int
+"""Of a mask. A generator takes an int, SplitMix64 a tensor."""
 LEVELS = 256
 """In which one byte tells shares of dropout apart."""
 MIX = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -43,57 +52,65 @@ class LeanForward:
         if not self.training or self.disable_adapters or self.merged or args or kwargs:
             return super().forward(x, *args, **kwargs)
         [name] = self.active_adapters
-        out, share = self.base_layer(x), self.share()
-        seed = draw_seed(x.device) if share else None
+        out = self.base_layer(x)
+        asked = getattr(self.lora_dropout[name], "p", 0.0)  # or Identity
+        share, seed = draw(asked, x.device) if asked else (0.0, None)
         matrices = self.lora_A[name].weight, self.lora_B[name].weight
         return AddAdapter.apply(out, x, *matrices, share, seed, self.scaling[name] / (1 - share))
-
-    def share(self) -> float:
-        """That dropout drops: some where some was asked for, and never all."""
-        asked = getattr(self.lora_dropout[self.active_adapters[0]], "p", 0.0)  # or Identity
-        return min(max(1, round(asked * LEVELS)), LEVELS - 1) / LEVELS if asked else 0.0
 
 
 class LeanLinear(LeanForward, lora.Linear):
     """Over a 16-bit layer."""
 
 
-LEAN: dict[type, type] = {lora.Linear: LeanLinear}
-
-try:
-    from peft.tuners.lora.bnb import Linear4bit
-except ImportError:  # without bitsandbytes there is no 4-bit model either
-    pass
-else:
-
-    class LeanLinear4bit(LeanForward, Linear4bit):
-        """Over a 4-bit layer."""
-
-    LEAN[Linear4bit] = LeanLinear4bit
+class LeanLinear4bit(LeanForward, Linear4bit):
+    """Over a 4-bit layer."""
 
 
-def draw_seed(device: torch.device) -> torch.Tensor:
-    """From torch's own generator, which checkpoints hold, and on the device: nothing waits."""
-    return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device=device)
+LEAN = {lora.Linear: LeanLinear, Linear4bit: LeanLinear4bit}
 
 
-def keep_mask(x: torch.Tensor, share: float, seed: torch.Tensor) -> torch.Tensor:
-    """Bytes of the shape of x: all bits set for what dropout keeps, none for the `share`, in steps
-    of 1/256, that it drops. The same for the same seed.
+def draw(asked: float, device: torch.device) -> tuple[float, Seed]:
+    """The share that dropout drops, and the seed of its mask from torch's own generators, which
+    checkpoints hold. Nothing waits for the device."""
+    numbers = {"low": -(2**63), "high": 2**63 - 1, "size": (), "dtype": torch.int64}
+    if takes_generators(device):
+        return asked, torch.randint(**numbers, device="cpu").item()
+    # some where some was asked for, and never all
+    share = min(max(1, round(asked * LEVELS)), LEVELS - 1) / LEVELS
+    return share, torch.randint(**numbers, device=device)
 
-    Eight elements to each random number: torch's own dropout draws one for each, which takes a
-    tenth of the time of a step on a CPU. Comparing bytes takes as long as drawing them; limits,
-    which need no result of another type, a tenth of that.
+
+def takes_generators(device: torch.device) -> bool:
+    """Where masks are made by one of torch's, of an int, and not by SplitMix64."""
+    return device.type != "cpu" and not torch.compiler.is_compiling()
+
+
+def keep_mask(x: torch.Tensor, share: float, seed: Seed) -> torch.Tensor:
+    """What dropout keeps of x, for `dropped`: the same for the same seed. Ones and zeros in the
+    type of x, which a GPU multiplies by fastest, or bytes of all bits or none."""
+    if isinstance(seed, int):
+        generator = torch.Generator(x.device).manual_seed(seed)
+        drawn = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        return drawn.bernoulli_(1 - share, generator=generator)
+    return bytes_to_keep(x.shape, share, seed)
+
+
+def bytes_to_keep(shape: torch.Size, share: float, seed: torch.Tensor) -> torch.Tensor:
+    """All bits set but for the `share`, in steps of 1/256.
+
+    Comparing bytes takes as long as drawing them; limits, which need no result of another type, a
+    tenth of that.
     """
     above = LEVELS // 2 - round(share * LEVELS)  # from here on a byte, of -128 to 127, is dropped
-    drawn = random_words((x.numel() + 7) // 8, seed).view(torch.int8)[: x.numel()]
-    return drawn.clamp_(above - 1, above).sub_(above).view(x.shape)
+    count = shape.numel()
+    drawn = random_words((count + 7) // 8, seed).view(torch.int8)[:count]
+    return drawn.clamp_(above - 1, above).sub_(above).view(shape)
 
 
 def random_words(count: int, seed: torch.Tensor) -> torch.Tensor:
     """The first numbers of SplitMix64 (Steele et al. 2014, "Fast splittable pseudorandom number
-    generators", figure 17). torch's generators cannot say theirs twice without a wait for the
-    device, nor inside compiled code."""
+    generators", figure 17)."""
     golden, first, second = (number - 2**64 for number in MIX)  # as signed numbers
     words = torch.arange(1, count + 1, dtype=torch.int64, device=seed.device)
     words.mul_(golden).add_(seed)
@@ -108,9 +125,11 @@ def shifted(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def dropped(rows: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
-    """Rows times a mask, by their bits: on a CPU several times faster than the product."""
+    """Rows times a mask. By their bits it is several times faster on a CPU than the product."""
     if keep is None:
         return rows
+    if keep.dtype is rows.dtype:
+        return rows * keep
     bits = {2: torch.int16, 4: torch.int32}[rows.element_size()]
     return keep.to(bits).bitwise_and_(rows.view(bits)).view(rows.dtype)
 
@@ -132,7 +151,8 @@ class AddAdapter(torch.autograd.Function):
         x, a, b = x.to(kind), a.to(kind), b.to(kind)
         mask = keep_mask(x, share, seed) if share else None
         inner = dropped(x, mask) @ a.T
-        ctx.save_for_backward(x, a, b, inner, seed)
+        ctx.save_for_backward(x, a, b, inner, seed if isinstance(seed, torch.Tensor) else None)
+        ctx.seed = seed if isinstance(seed, int) else None
         ctx.share, ctx.scale = share, scale
         flat = out.flatten(0, -2).to(kind), inner.flatten(0, -2)
         return torch.addmm(*flat, b.T, alpha=scale).view(out.shape).to(out.dtype)
@@ -141,6 +161,7 @@ class AddAdapter(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad):
         x, a, b, inner, seed = ctx.saved_tensors
+        seed = ctx.seed if seed is None else seed
         mask = keep_mask(x, ctx.share, seed) if ctx.share else None
         rows = grad.flatten(0, -2).to(b.dtype)
         grad_inner = (rows @ b) * ctx.scale

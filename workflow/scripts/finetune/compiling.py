@@ -49,7 +49,7 @@ def compile_layers(model: torch.nn.Module, backend: str = "inductor") -> None:
         )
     # it would cut layers at DDP's buckets, but a layer is no longer than a bucket should be
     torch._dynamo.config.optimize_ddp = False
-    # dropout draws the numbers that it draws without compilation
+    # a model's own dropout draws the numbers that it draws without compilation
     options = {"fallback_random": True} if backend == "inductor" else None
     for layer in layers:
         layer.compile(dynamic=True, recompile_limit=GRAPHS, backend=backend, options=options)
