@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from finetune.collator import RowCollator
+from finetune.collator import LIMITS, RowCollator
 from finetune.encoding import IGNORED
 from project import tiny_tokenizer
 
@@ -43,9 +43,9 @@ def batch():
 
 
 @torch.no_grad()
-def farthest(model, ids, positions) -> float:
+def farthest(model, ids, positions, **limits) -> float:
     """Largest difference of a packed sample's logits to those of the sample alone."""
-    packed = model(input_ids=ids, position_ids=positions, use_cache=False).logits[0]
+    packed = model(input_ids=ids, position_ids=positions, use_cache=False, **limits).logits[0]
     sizes = [length for lengths in SAMPLES for length in lengths]
     parts = zip(packed.split(sizes), ids[0].split(sizes), strict=True)
     alone = [(part, model(input_ids=own[None], use_cache=False).logits[0]) for part, own in parts]
@@ -54,7 +54,9 @@ def farthest(model, ids, positions) -> float:
 
 def test_no_sample_sees_another(model) -> None:
     given = batch()
-    assert given["input_ids"].shape == (1, 95)
-    assert farthest(model, given["input_ids"], given["position_ids"]) < 0.03  # bf16
+    ids, limits = given["input_ids"], {name: given[name] for name in LIMITS}
+    assert ids.shape == (1, 95)
+    assert farthest(model, ids, given["position_ids"], **limits) < 0.03  # bf16
     running = torch.arange(95, device="cuda")[None]
-    assert farthest(model, given["input_ids"], running) > 0.1
+    assert farthest(model, ids, running) > 0.1
+    assert farthest(model, ids, running, **limits) < 0.03  # rotations tell distances alone

@@ -1,12 +1,14 @@
 """Packed rows give the logits, losses and gradients of the rows alone, in every form of batch."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from finetune.collator import RowCollator
+from finetune.collator import LIMITS, RowCollator
 from finetune.encoding import IGNORED
 from finetune.packing import packed_batches
 from finetune.scores import batch_scores
@@ -144,6 +146,19 @@ def test_scores_are_of_each_pack(model, collate, form, request):
     assert len(logits) == (1 if form == "flat_collate" else len(packs()))
 
 
+def test_scoring_hands_on_where_samples_end(flat_collate):
+    """In validation, as the Trainer does in training, which hands on all that a batch holds."""
+    seen = {}
+
+    class Spy(torch.nn.Module):
+        def forward(self, **given):
+            seen.update(given)
+            return SimpleNamespace(logits=torch.zeros(1, len(given["logits_to_keep"]), 9))
+
+    batch_scores(Spy(), flat_collate([p | {"labels": [3] * p["length"]} for p in packs()]))
+    assert set(LIMITS) <= set(seen)
+
+
 def test_padding_is_a_sample_of_its_own(collate):
     short = {"input_ids": [5, 6, 7], "labels": [IGNORED, 6, 7], "lengths": [2, 1], "row": 4}
     long = {"input_ids": [5] * 6, "labels": [IGNORED] * 6, "lengths": [6], "row": 9}
@@ -166,6 +181,10 @@ def test_flat_batches_hold_no_padding_and_know_their_rows(flat_collate):
     assert batch["row_of_position"].tolist() == [0, 0, 0, 1, 1]
     assert batch["row"].tolist() == [4, 9]
     assert batch["tokens"] == 5
+    for side in "qk":  # what FlashAttention would else ask the device for, in each layer
+        assert batch[f"cu_seq_lens_{side}"].tolist() == [0, 2, 3, 5]
+        assert batch[f"cu_seq_lens_{side}"].dtype is torch.int32
+        assert (batch[f"max_length_{side}"], type(batch[f"max_length_{side}"])) == (2, int)
 
 
 def test_rows_that_are_no_packs_are_padded_as_ever(collate, flat_collate):
@@ -173,3 +192,4 @@ def test_rows_that_are_no_packs_are_padded_as_ever(collate, flat_collate):
         batch = form(rows())
         assert batch["attention_mask"].sum() == sum(LENGTHS)
         assert not {"position_ids", "tokens", "use_cache", "row_of_position"} & set(batch)
+        assert not set(LIMITS) & set(batch)

@@ -8,6 +8,7 @@ from transformers.models.llama import modeling_llama
 
 from finetune import varlen
 from finetune.cli import UserError
+from finetune.collator import LIMITS
 from finetune.isolation import why_not_isolated
 from finetune.varlen import attend, why_not_varlen
 from plan_run import check_attention
@@ -22,21 +23,43 @@ def test_models_that_hand_positions_on_keep_samples_apart(name):
     assert why_not_varlen(config(name)) is None
 
 
-def test_a_model_that_keeps_positions_to_itself_does_not(monkeypatch):
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gpt_neox", "phi3"])
+def test_every_layer_learns_where_samples_end(name, monkeypatch):
+    """And asks no device for it: FlashAttention takes these before positions."""
+    told = []
+
+    def spy(*args, **given):
+        told.append(all(given.get(limit) is not None for limit in LIMITS))
+        return attend(*args, **given)
+
+    monkeypatch.setattr(varlen, "attend", spy)
+    assert why_not_varlen(config(name)) is None
+    assert told[:2] == [True, True]  # the batch of all samples; then each alone
+
+
+BY_LIMITS, BY_POSITIONS = set(LIMITS), {"position_ids"}
+
+
+@pytest.mark.parametrize(
+    ("withheld", "apart"),
+    [(BY_LIMITS, True), (BY_POSITIONS, True), (BY_LIMITS | BY_POSITIONS, False)],
+)
+def test_either_of_what_says_where_samples_end_is_enough(monkeypatch, withheld, apart):
     inner = modeling_llama.LlamaAttention.forward
 
-    def forward(self, *args, position_ids=None, **kwargs):
-        return inner(self, *args, **kwargs)
+    def forward(self, *args, **given):
+        return inner(self, *args, **{k: v for k, v in given.items() if k not in withheld})
 
     monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
-    assert "end to end change each other's logits by" in why_not_varlen(config("llama"))
+    reason = why_not_varlen(config("llama"))
+    assert reason is None if apart else "end to end change each other's logits by" in reason
 
 
 def test_flash_attention_that_was_asked_for_is_refused_where_samples_would_mix(tmp_path):
-    """GPT-BigCode does not hand positions on."""
+    """BART counts positions by itself, along the whole row."""
     settings = {"attention": "flash_attention_2", "trust_remote_code": False}
     packs, rows = ({"packing": {"used": used}} for used in (True, False))
-    config("gpt_bigcode").save_pretrained(tmp_path)
+    config("bart").save_pretrained(tmp_path)
     refused = r"cannot be shown to keep packed samples apart .* set `packing: false`"
     with pytest.raises(UserError, match=refused):
         check_attention(settings, packs, tmp_path)
@@ -47,7 +70,7 @@ def test_flash_attention_that_was_asked_for_is_refused_where_samples_would_mix(t
 
 
 def test_layers_with_a_state_do_not():
-    assert why_not_varlen(config("qwen3_next")).startswith("samples laid end to end change")
+    assert "can't keep packed sequences apart" in why_not_varlen(config("qwen3_next"))
 
 
 def test_under_zero3_the_small_model_is_an_ordinary_one(monkeypatch):

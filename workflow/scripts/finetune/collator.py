@@ -11,6 +11,8 @@ from transformers import BatchEncoding, DataCollatorForSeq2Seq, PreTrainedTokeni
 from finetune.encoding import IGNORED
 
 BATCHED = ("input_ids", "labels", "row")
+LIMITS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""Of samples, as FlashAttention takes them (transformers FlashAttentionKwargs)."""
 
 
 class RowCollator(DataCollatorForSeq2Seq):
@@ -35,7 +37,10 @@ class RowCollator(DataCollatorForSeq2Seq):
             return with_targets(super().__call__(rows, return_tensors))
         lengths = [feature["lengths"] for feature in features]
         if self.flat:
-            return with_targets(apart(self.laid_end_to_end(rows), [list(chain(*lengths))]))
+            joined = list(chain(*lengths))
+            batch = apart(self.laid_end_to_end(rows), [joined])
+            batch.update(limits(joined))
+            return with_targets(batch)
         return with_targets(apart(super().__call__(rows, return_tensors), lengths))
 
     def laid_end_to_end(self, rows: list[dict]) -> BatchEncoding:
@@ -70,6 +75,13 @@ def restarting_positions(lengths: list[list[int]], width: int) -> torch.Tensor:
             for pack in lengths
         ]
     )
+
+
+def limits(lengths: list[int]) -> dict[str, torch.Tensor | int]:
+    """Where samples that are laid end to end begin and end, and the longest. Without these, each
+    layer looks for positions that restart, and waits for the device to have found them."""
+    ends = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+    return dict(zip(LIMITS, (ends, ends, max(lengths), max(lengths)), strict=True))
 
 
 def with_targets(batch: BatchEncoding) -> BatchEncoding:

@@ -12,6 +12,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -199,8 +200,11 @@ def influence(model: PreTrainedModel, ids: torch.Tensor) -> float:
     return moved[:, first:].abs().max().item()
 
 
-def run(model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor | None = None):
-    given = {} if positions is None else {"position_ids": positions}
+def run(
+    model: PreTrainedModel, ids: torch.Tensor, positions: torch.Tensor | None = None, **given: Any
+) -> torch.Tensor:
+    """(rows, length, vocabulary): logits."""
+    given |= {} if positions is None else {"position_ids": positions}
     return model(input_ids=ids, use_cache=False, **given).logits
 
 

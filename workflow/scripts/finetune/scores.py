@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 
+from finetune.collator import LIMITS
 from finetune.encoding import IGNORED
 from finetune.head import held, pieces
 
@@ -31,7 +32,7 @@ def row_scores(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return totals.index_add_(0, mask.nonzero()[:, 0], values)
 
 
-INPUTS = ("input_ids", "attention_mask", "position_ids", "use_cache", "logits_to_keep")
+INPUTS = ("input_ids", "attention_mask", "position_ids", *LIMITS, "use_cache", "logits_to_keep")
 
 
 def batch_scores(model: torch.nn.Module, batch: Mapping) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,9 +1,10 @@
 """FlashAttention for packs: where there is one, and whether a model's samples stay apart in it.
 
-It has no mask. It cuts a row at positions that restart, if the model hands them on to its attention
-(transformers/modeling_flash_attention_utils.py, _is_packed_sequence); if not, samples see each
-other without a word. So a stand-in that knows no more than it does, and needs no GPU, takes its
-place in a small model of the same architecture.
+It has no mask. It cuts a row at the limits of samples that a batch names, else where positions
+restart (transformers/modeling_flash_attention_utils.py, _flash_attention_forward). A model that
+hands neither on to its attention lets samples see each other without a word. So a stand-in that
+knows no more than it does, and needs no GPU, takes its place in a small model of the same
+architecture.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from transformers.masking_utils import flash_attention_mask
 from transformers.utils import is_flash_attn_2_available
 
 from finetune.cli import UserError, say
-from finetune.collator import restarting_positions
+from finetune.collator import LIMITS, limits, restarting_positions
 from finetune.isolation import PACKS, TOLERANCE, VOCABULARY, influence, run, why_not_isolated
 
 FLASH = "flash_attention_2"
@@ -83,7 +84,8 @@ def flat_leak(kind: type[PreTrainedModel], config: PreTrainedConfig) -> str | No
     lengths = [length for pack in PACKS for length in pack]
     model = kind._from_config(config, dtype=torch.float32, attn_implementation=STAND_IN).eval()
     ids = torch.randint(3, VOCABULARY, (1, sum(lengths)))
-    packed = run(model, ids, restarting_positions([lengths], ids.shape[1]))[0].split(lengths)
+    positions = restarting_positions([lengths], ids.shape[1])
+    packed = run(model, ids, positions, **limits(lengths))[0].split(lengths)
     alone = [run(model, sample[None])[0] for sample in ids[0].split(lengths)]
     bound = TOLERANCE * max(logits.abs().max().item() for logits in alone)
     pairs = zip(packed, alone, strict=True)
@@ -104,15 +106,18 @@ def attend(
     scaling: float | None = None,
     sliding_window: int | None = None,
     position_ids: torch.Tensor | None = None,
-    **_: Any,
+    **given: Any,
 ) -> tuple[torch.Tensor, None]:
     """(1, heads, tokens, size of a head) -> (1, tokens, heads, size), causal within samples."""
     place = torch.arange(query.shape[2])
     away = place[:, None] - place
     seen = (away >= 0) & (away < (sliding_window or len(place)))
-    if position_ids is not None:
+    sample = torch.zeros_like(place)
+    if all(given.get(name) is not None for name in LIMITS):
+        sample = torch.bucketize(place, given[LIMITS[0]], right=True)
+    elif position_ids is not None:
         sample = (position_ids[0] == 0).cumsum(0)
-        seen &= sample[:, None] == sample
+    seen &= sample[:, None] == sample
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=seen, scale=scaling, enable_gqa=True
     )
