@@ -181,6 +181,16 @@ def test_a_gpu_needs_triton_and_a_c_compiler(monkeypatch, tmp_path, triton, name
             check_compiler(cpu=False)
 
 
+@pytest.mark.parametrize("cpu", [True, False])
+def test_what_compilers_build_includes_the_headers_of_python(monkeypatch, tmp_path, cpu):
+    """Inductor's kernels for a CPU do, and Triton's launchers. Debian has them in python3-dev."""
+    monkeypatch.setattr(compiling, "triton", lambda: True)
+    check_compiler(cpu)
+    monkeypatch.setattr(compiling.sysconfig, "get_path", lambda *_: str(tmp_path))
+    with pytest.raises(UserError, match=rf"needs {tmp_path}/Python\.h, .* python3-dev"):
+        check_compiler(cpu)
+
+
 @pytest.mark.parametrize("launch", ["zero3", "zero3-offload"])
 def test_zero3_is_refused_with_what_to_use(launch):
     run = {"model": "m", "dataset": "d", "method": "full", "launch": launch, "compile": True}

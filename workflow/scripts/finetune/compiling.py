@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 from transformers import TrainerCallback
@@ -68,6 +70,16 @@ def check_compiler(cpu: bool) -> None:
             f"compiler (gcc, clang, or one named in the environment variable CC). Install them, "
             f"{WITHOUT}."
         )
+    if not (header := python_header()).exists():
+        raise UserError(
+            f"`compile: true` needs {header}, and it is not there. Install the headers of this "
+            f"Python (python3-dev on Debian and Ubuntu, python3-devel on Fedora), {WITHOUT}."
+        )
+
+
+def python_header() -> Path:
+    """What is compiled includes it. `posix_local`, Debian's own scheme, looks beside it."""
+    return Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
 
 
 def cpp_compiler() -> str | None:
