@@ -12,7 +12,6 @@ from pathlib import Path
 
 from finetune.cli import run_script
 from finetune.faults import leave, told
-from finetune.heap import free_at_once
 from finetune.imports import in_rank
 from finetune.leases import hold_locks
 from finetune.outcome import STOP
@@ -26,7 +25,6 @@ def main() -> None:
     die_with_parent()
     answer_signals((args.state / STOP).touch)
     hold_locks()
-    free_at_once()
     with told(args.state) as place, PeakMemory(args.state) as peaks:
         with in_rank():
             from finetune.training import train  # takes seconds, in which signals are answered

@@ -13,7 +13,7 @@ KERNELS = "256"
 
 
 def free_at_once() -> None:
-    """Before torch computes; what the user has set stays.
+    """Before the first micro-batch; what the user has set stays.
 
     Once tensors of up to 32 MB were freed, glibc takes such from one heap, and keeps the gaps that
     rows of ever other lengths leave there. oneDNN keeps a kernel for each of 1024 shapes. Under
@@ -22,5 +22,6 @@ def free_at_once() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", KERNELS)
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:
         return
-    if tune := getattr(ctypes.CDLL(None), "mallopt", None):  # not in musl, nor on a Mac
-        tune(M_MMAP_THRESHOLD, THRESHOLD)
+    glibc = ctypes.CDLL(None)
+    glibc.mallopt(M_MMAP_THRESHOLD, THRESHOLD)
+    glibc.malloc_trim(0)  # what is free so far

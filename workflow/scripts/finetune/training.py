@@ -31,6 +31,7 @@ from finetune.guards import (
     check_world_size,
     refuse_data_parallel,
 )
+from finetune.heap import free_at_once
 from finetune.history import read_history
 from finetune.metric_lines import LINES, lacks_validation
 from finetune.modeling import compute_dtype, load_for_training
@@ -73,6 +74,7 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     model = load_for_training(args.model, settings, rank, lint["labels"], longest, packed)
     trainer = build_trainer(model, training_args, settings, args, lint["packing"])
     check_world_size(trainer.accelerator.num_processes, args.world_size)
+    free_at_once()  # not before: a model loads faster while freed pages stay
     trainer.add_callback(watchdog)
     trainer.add_callback(placement := PlacementGuard())
     trainer.add_callback(gradients := GradientGuard(model))
