@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from finetune.activations import LOGIT
 from finetune.memory import ALLOWANCE, LIVE, Job, predicted, trained, training_memory
 from finetune.shapes import Shapes, shapes_of
 
@@ -131,7 +130,8 @@ def peft() -> Iterator[Truth]:
     run = job("lora", "zero3", 8, micro=8, length=2048, supervised=2048, **flash)
     shapes = llama("Llama 2 70B")
     parts = training_memory(shapes, run)
-    total, whole = predicted(parts), 8 * 2048 * shapes.vocab * LOGIT
+    # 16 bit, log-softmax in fp32, and its gradient (transformers ForCausalLMLoss)
+    total, whole = predicted(parts), 8 * 2048 * shapes.vocab * (2 + 4 + 4)
     yield Truth(
         "PEFT docs, DeepSpeed page",
         "Llama 2 70B, LoRA r 8, zero3, 8 GPUs, 8 x 2048 tokens",

@@ -111,11 +111,13 @@ def test_gathered_weights_are_bounded_by_what_deepspeed_keeps_live() -> None:
 
 
 def test_logits_are_those_of_supervised_positions() -> None:
-    assert parts("qlora", supervised=100)["logits"] == 100 * 32_000 * 10
+    """Each of 16 bit and with its gradient; a chunk in fp32, twice."""
+    assert parts("qlora", supervised=100)["logits"] == 100 * 32_000 * (4 + 8)
     # positions of several rows may differ, and no row has more than its length
-    assert parts("qlora", micro=3, supervised=100)["logits"] == 3 * 300 * 32_000 * 10
+    assert parts("qlora", micro=3, supervised=100)["logits"] == 3 * 300 * 32_000 * 4 + 2**24 * 8
     # above 2**25 of them in pieces, of which there are two at once
-    assert parts("qlora", micro=9, supervised=100)["logits"] == 2 * 2**25 * 10
+    assert parts("qlora", micro=9, supervised=100)["logits"] == 2 * 2**25 * 4 + 2**24 * 8
+    assert parts("qlora", cpu=True, supervised=100)["logits"] == 100 * 32_000 * 4 + 2**17 * 8
     assert parts("lora", micro=9, classes=5)["logits"] == 9 * 5 * 10
 
 
@@ -230,10 +232,10 @@ def test_host_memory_on_two_gpus(method, launch, train, merge) -> None:
     [(512, 2**25), (2048, 2**25), (8, 16 * 8 * 32_000)],  # a piece; or all that there are
 )
 def test_a_cpu_evaluates_in_host_memory(length, logits) -> None:
-    """16 rows: keys and values of each token in each layer, 16 bit, and logits of 10 bytes."""
+    """16 rows: keys and values of each token in each layer, 16 bit; logits, and copies."""
     run = job("qlora", "ddp", 2, cpu=True, length=length)
     cache = 16 * length * 32 * 2 * 4096 * 2
-    assert host_memory(LLAMA, run)["evaluate"] == PROCESS + WHOLE * 2 + cache + logits * 10
+    assert host_memory(LLAMA, run)["evaluate"] == PROCESS + WHOLE * 2 + cache + logits * 4
 
 
 def test_cpu_processes_take_host_memory() -> None:

@@ -205,7 +205,7 @@ def test_the_optimizer_of_the_settings_reaches_the_formula() -> None:
             *(8, 512, {"batch": {"micro": 2}, "gradient_checkpointing": False}),
             "`batch: {micro: 1}` and `gradient_checkpointing: true`",
         ),
-        (8, 4096, {}, "`max_length: 2688`"),
+        (8, 4096, {}, "`max_length: 3200`"),
         (80, 512, {"method": "full", "launch": "ddp", "gpus": 4}, "`launch: zero3`"),
         (100, 512, {"method": "full", "launch": "ddp"}, "`optimizer: {name: adamw_8bit}`"),
         (24, 512, {"method": "full", "launch": "zero2", "gpus": 2}, "`launch: zero3-offload`"),

@@ -11,9 +11,9 @@ plan        outlook, shapes, memory, activations, host, devices, gpu_models, bat
             advice, neighbours, refusals, calibration, resources
 launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, deadline, peaks
 cluster     cluster (asked by the Snakefile before the first job)
-training    training, modeling, quantizing, adapter, head, compiling, varlen, trainer, collator,
-            classification, sampling, scores, guards, checkpoints, counters, stopping, faults,
-            watchdog, progress, metric_lines, training_record, heap
+training    training, modeling, quantizing, adapter, head, cross_entropy, compiling, varlen,
+            trainer, collator, classification, sampling, scores, guards, checkpoints, counters,
+            stopping, faults, watchdog, progress, metric_lines, training_record, heap
 after it    model_card, generation, summary, class_tables, figures
 everywhere  cli, imports, files, parallel, provenance
 """

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from finetune.memory import Job
     from finetune.shapes import Shapes
 
-LOGIT = 2 + 4 + 4
-"""Bytes of a logit: 16 bit, and twice fp32: log-softmax and its gradient (transformers
-ForCausalLMLoss), or a copy and log-softmax where nothing is trained (scores.row_scores)."""
+LOGIT = 2 + 2
+"""Bytes of a logit: 16 bit, and its gradient (`cross_entropy`), or where nothing is trained a copy
+of those that count (scores.row_scores)."""
 PIECE = 2**25
-"""Logits that `head` makes at once: 336 MB."""
+"""Logits that `head` makes at once: 134 MB with their gradient."""
+CHUNK, CHUNK_ON_CPU = 2**24, 2**17
+"""Of them, those that `cross_entropy` has in fp32 at once, and as log-softmax: a row for each
+processor of a large GPU, or what fits a core's cache."""
 EAGER_UP_TO = 256
 """Tokens of the longest row. Forward and backward of SmolLM2's attention on a CPU take 8 to 12 %
 more time with SDPA than without up to 512 tokens, and 9 % less at 1024; the memory of eager
@@ -29,10 +32,11 @@ def logits(shapes: Shapes, job: Job) -> int:
     two pieces at once: the first, and one that is computed again (`head`). A classifier has one
     row of them for each text."""
     if job.classes:
-        return job.micro * job.classes * LOGIT
+        return job.micro * job.classes * (2 + 4 + 4)
     positions = min(job.length, job.micro * job.supervised)
-    piece = max(PIECE, job.micro * shapes.vocab)
-    return min(job.micro * positions * shapes.vocab, 2 * piece) * LOGIT
+    most = min(job.micro * positions * shapes.vocab, 2 * max(PIECE, job.micro * shapes.vocab))
+    chunk = min(most, max(CHUNK_ON_CPU if job.cpu else CHUNK, shapes.vocab))
+    return most * LOGIT + chunk * (4 + 4)
 
 
 def activations(shapes: Shapes, job: Job) -> int:

@@ -53,9 +53,9 @@ def evaluating_cpu(shapes: Shapes, job: Job) -> int:
 
 
 def scoring(shapes: Shapes, job: Job) -> int:
-    """Logits of the rows that merged models are compared on."""
+    """Logits of the rows that merged models are compared on: 16 bit, and fp32 of two models."""
     tokens = min(SCORED_ROWS * job.length, SCORED_TOKENS)
-    return tokens * (job.classes or shapes.vocab) * LOGIT
+    return tokens * (job.classes or shapes.vocab) * (2 + 4 + 4)
 
 
 def training_host(shapes: Shapes, job: Job) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-import torch.nn.functional as F
 
 from finetune.collator import LIMITS
+from finetune.cross_entropy import TokenLosses
 from finetune.encoding import IGNORED
 from finetune.head import held, pieces
 
@@ -19,10 +19,10 @@ def row_scores(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     follows each position, or IGNORED. Returns (rows, 3) in float32.
     """
     mask = targets != IGNORED
-    kept, wanted = logits[mask].float(), targets[mask]
+    kept, wanted = logits[mask], targets[mask]
     values = torch.stack(
         [
-            F.cross_entropy(kept, wanted, reduction="none"),
+            TokenLosses.apply(kept, wanted),
             torch.ones_like(wanted, dtype=torch.float32),
             (kept.argmax(-1) == wanted).float(),
         ],
