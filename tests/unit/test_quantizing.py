@@ -4,7 +4,8 @@ import pytest
 import torch
 from bitsandbytes.backends.default.ops import _get_4bit_quantize_bounds
 
-from finetune.quantizing import PIECE, quantize_quickly_on_cpu
+from finetune.modeling import quantization
+from finetune.quantizing import PIECE
 
 DEFAULT = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd)
 """Where bitsandbytes keeps the kernel for devices that have none of their own."""
@@ -12,7 +13,8 @@ DEFAULT = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd
 
 @pytest.fixture(autouse=True)
 def quick():
-    quantize_quickly_on_cpu()
+    """As a model that is loaded in 4 bit asks for it."""
+    quantization({"type": "nf4", "double": True})
 
 
 def both(weight, blocksize=64, kind="nf4", storage=torch.uint8):
@@ -43,7 +45,6 @@ def test_a_matrix_of_several_pieces():
 
 
 def test_elements_that_fill_no_block_and_no_byte():
-    """bitsandbytes divides in the last block and multiplies elsewhere: the last bit may differ."""
     weight = torch.tensor([[0.5, -1.0, 0.24, 0.0, 2.0] * 27])
     assert_same(*both(weight))
 

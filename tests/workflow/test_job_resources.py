@@ -93,3 +93,13 @@ def test_neither_resources_nor_what_runs_taught_make_anything_again(copied: Path
         cwd=copied,
     )
     assert "Nothing to be done" in done.stdout
+
+
+def test_a_plan_of_other_code_is_named(copied: Path) -> None:
+    path = copied / "results/runs/tiny-full/plan.json"
+    plan = json.loads(path.read_text())
+    del plan["memory"]["host"]
+    path.write_text(json.dumps(plan))
+    done = snakemake("-n", "--cores", "1", "--configfile", "config.yaml", "--forceall", cwd=copied)
+    assert done.returncode != 0
+    assert "tiny-full/plan.json lacks 'host': other code wrote it. Remove it" in done.stdout

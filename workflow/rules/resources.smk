@@ -4,6 +4,7 @@ submits, the job. What a profile sets with `set-resources` wins.
 """
 
 from snakemake.common.tbdstring import TBDString
+from snakemake.exceptions import WorkflowError
 
 from finetune import resources
 
@@ -17,7 +18,12 @@ def told_by(record, compute):
         path = Path(record.format(**dict(wildcards.items())))
         if not path.exists():
             return TBDString()
-        return compute(json.loads(path.read_text()), attempt)
+        try:
+            return compute(json.loads(path.read_text()), attempt)
+        except KeyError as key:
+            raise WorkflowError(
+                f"{path} lacks {key}: other code wrote it. Remove it and run again: rm {path}"
+            ) from None
 
     return resource
 

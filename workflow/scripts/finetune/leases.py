@@ -36,12 +36,9 @@ LOCKS = "FINETUNE_LOCKS"
 
 
 def visible_devices() -> list[str]:
-    """Ids as CUDA_VISIBLE_DEVICES takes them: indices, UUIDs or MIG names. Empty without a GPU,
-    and where DS_ACCELERATOR=cpu wants none."""
+    """Ids as CUDA_VISIBLE_DEVICES takes them: indices, UUIDs or MIG names. Empty without a GPU."""
     import torch
 
-    if os.environ.get("DS_ACCELERATOR") == "cpu":
-        return []
     count = torch.cuda.device_count()
     if not count and (given := given_devices()):
         why = "does `nvidia-smi` list them on this machine?"
@@ -49,7 +46,7 @@ def visible_devices() -> list[str]:
             why = "it is built without CUDA. envs/requirements.txt installs one that has it."
         raise UserError(
             f"{given} gives this job GPUs, and PyTorch {torch.__version__} finds none: {why} "
-            "To use the CPU all the same, set DS_ACCELERATOR=cpu."
+            "To use the CPU all the same, start snakemake with DS_ACCELERATOR=cpu."
         )
     if count and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
         return [name.strip() for name in named.split(",")][:count]
