@@ -25,14 +25,13 @@ OFFLINE = (
     else ""
 )
 # What the user chose, and what a scheduler that names GPUs for a job must not change.
-ON_CPU = (
-    " CUDA_VISIBLE_DEVICES=" if os.environ.get("DS_ACCELERATOR") == "cpu" else ""
-)
+ON_CPU = " CUDA_VISIBLE_DEVICES=" if os.environ.get("DS_ACCELERATOR") == "cpu" else ""
 # Where scripts are is no parameter of a rule: moving the repository must not train again.
 # DeepSpeed is imported along with peft, and complains on the terminal when it has to look for a
 # device. Only training uses it, and launch.py sets the device there.
 shell.prefix(
-    f"set -euo pipefail; export SCRIPTS={shlex.quote(str(SCRIPTS))} DS_ACCELERATOR=cpu{ON_CPU}{OFFLINE}; "
+    f"set -euo pipefail; export SCRIPTS={shlex.quote(str(SCRIPTS))} "
+    f"DS_ACCELERATOR=cpu{ON_CPU}{OFFLINE}; "
 )
 
 try:

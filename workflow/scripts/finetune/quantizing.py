@@ -1,4 +1,4 @@
-"""bitsandbytes' 4-bit quantization on a CPU: of finite weights the same bits, five times as fast."""
+"""bitsandbytes' 4-bit quantization on a CPU, five times as fast. Finite weights get its bits."""
 
 from __future__ import annotations
 
