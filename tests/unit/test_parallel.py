@@ -67,6 +67,49 @@ def test_a_stream_is_read_only_so_far_ahead(monkeypatch) -> None:
     assert len(read) < 20
 
 
+ENDS_EARLY = """
+import multiprocessing.connection
+import time
+
+from finetune import parallel
+
+real = multiprocessing.connection.wait
+
+
+def late(objects, timeout=None):
+    ready = real(objects, timeout)
+    time.sleep(0.2)  # the machine is busy
+    return ready
+
+
+def items():
+    yield from range(3)
+    time.sleep(2)  # all are done
+    yield 4
+    raise ValueError("a bad row")
+
+
+if __name__ == "__main__":
+    parallel.ALONE = 0
+    multiprocessing.connection.wait = late
+    try:
+        list(parallel.in_order(abs, items(), 2))
+    except ValueError as error:
+        print(error)
+"""
+
+
+def test_a_stream_that_ends_in_an_error_is_no_hang(tmp_path) -> None:
+    """Work that was given just before is withdrawn: the pool's own thread may not have seen it."""
+    script = tmp_path / "ends_early.py"
+    script.write_text(ENDS_EARLY)
+    env = os.environ | {"PYTHONPATH": str(Path(parallel.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "a bad row\n", done.stderr
+
+
 def test_killed_worker_is_an_error_and_no_hang(monkeypatch) -> None:
     monkeypatch.setattr(parallel, "ALONE", 0)
     with pytest.raises(UserError) as caught:
