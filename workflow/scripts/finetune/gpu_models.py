@@ -1,7 +1,7 @@
 """GPUs by name: the memory of one, in GiB, as PyTorch reports it (total_memory).
 
 It is less than the box says: the driver and error correction take theirs.
-A V100 is older than what the pinned PyTorch is built for: README, Your own GPUs.
+A V100 needs another build of PyTorch than the pinned one, which begins at Turing.
 """
 
 from __future__ import annotations
