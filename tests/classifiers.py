@@ -66,11 +66,7 @@ def make_labelled_tokens(folder: Path, tokenizer) -> None:
         Dataset.from_list(rows).remove_columns("row").save_to_disk(folder / split)
         lengths = [row["length"] for row in rows]
         counted = dict.fromkeys(("rows", "examples", "sequences"), len(rows))
-        lint[split] = (
-            SPLIT
-            | counted
-            | {"tokens": sum(lengths), "longest": max(lengths), "most_supervised": 0}
-        )
+        lint[split] = SPLIT | counted | {"tokens": sum(lengths), "longest": max(lengths)}
     counts = Counter(label for _, label in splits["train"])
     lint["label_counts"] = [counts[label] for label in LABELS]
     (folder / "lint.json").write_text(json.dumps(lint))

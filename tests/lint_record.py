@@ -11,6 +11,7 @@ SPLIT = {
     "tokens": 100_000,
     "supervised_tokens": 40_000,
     "longest": 480,
+    "most_supervised": 200,
     "quantiles": {"p50": 90, "p90": 200, "p99": 400},
     "histogram": {"edges": [0, 100, 200, 300, 400, 500], "counts": [600, 300, 0, 75, 25]},
     "dropped": {"too_long": 0, "unsupervised": 0},
