@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from finetune.memory import ALLOWANCE, LIVE, Job, predicted, trained, training_memory
+from finetune.memory import ALLOWANCE, Job, predicted, trained, training_memory
 from finetune.shapes import Shapes, shapes_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
@@ -114,15 +114,8 @@ def deepspeed() -> Iterator[Truth]:
     for launch, published in estimates.items():
         parts = training_memory(shapes, job("full", launch, 8, length=64, supervised=1))
         states = sum(parts[x] for x in ("weights", "gradients", "optimizer", "update"))
-        root = min(whole / 8, LIVE if launch == "zero3" else whole) * 4
-        yield Truth(
-            "DeepSpeed's estimator",
-            f"Llama 3.1 8B, full, {launch}, 8 GPUs: model states",
-            published,
-            states,
-            states - root,
-            "without the square roots that torch's AdamW takes aside",
-        )
+        what = f"Llama 3.1 8B, full, {launch}, 8 GPUs: model states"
+        yield Truth("DeepSpeed's estimator", what, published, states, states)
 
 
 def peft() -> Iterator[Truth]:

@@ -24,10 +24,7 @@ def ddp(launch) -> tuple[Path, list[float]]:
     return folder, losses(folder)
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["zero1", "zero2", "zero3", pytest.param("zero3-offload", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3", "zero3-offload"])
 def test_losses_agree_with_ddp(launch, ddp, strategy: str) -> None:
     code, output, folder = launch(2, 1, launch=strategy)
     assert code == 0, output[-3000:]

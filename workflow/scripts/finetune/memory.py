@@ -215,10 +215,9 @@ def merged_experts(shapes: Shapes, job: Job) -> float:
 
 
 def weight_update(shapes: Shapes, job: Job) -> float:
-    """DeepSpeed turns its share of gradients to fp32, and torch's AdamW takes square roots of that
-    size aside: one tensor (foreach, on a GPU) or two. ZeRO-3 goes in groups. The fused AdamW of
-    DDP takes nothing; an offloaded one takes host memory."""
+    """DeepSpeed turns its share of gradients to fp32; ZeRO-3 does so in groups. The fused AdamW
+    takes nothing; an offloaded one takes host memory."""
     if not job.zero or job.offload:
         return 0
     share = trained(shapes, job) / job.world
-    return (min(share, LIVE) if job.sharded else share) * (4 + (8 if job.cpu else 4))
+    return (min(share, LIVE) if job.sharded else share) * 4
