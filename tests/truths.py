@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from finetune.memory import ALLOWANCE, Job, predicted, trained, training_memory
+from finetune.memory import ALLOWANCE, Job, predicted, trained, training_memory, weight_update
 from finetune.shapes import Shapes, shapes_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "memory.md"
@@ -112,10 +112,17 @@ def deepspeed() -> Iterator[Truth]:
         "zero3": stage3(whole, largest, 8, cpu_offload=False, cpu_offload_params=False)[1],
     }
     for launch, published in estimates.items():
-        parts = training_memory(shapes, job("full", launch, 8, length=64, supervised=1))
-        states = sum(parts[x] for x in ("weights", "gradients", "optimizer", "update"))
-        what = f"Llama 3.1 8B, full, {launch}, 8 GPUs: model states"
-        yield Truth("DeepSpeed's estimator", what, published, states, states)
+        run = job("full", launch, 8, length=64, supervised=1)
+        parts = training_memory(shapes, run)
+        held = sum(parts[x] for x in ("weights", "gradients", "optimizer"))
+        yield Truth(
+            "DeepSpeed's estimator",
+            f"Llama 3.1 8B, full, {launch}, 8 GPUs: model states",
+            published,
+            held + weight_update(shapes, run),
+            held + whole / 8 * 4,
+            "gradients in fp32 all at once" if launch == "zero3" else "",
+        )
 
 
 def peft() -> Iterator[Truth]:

@@ -8,7 +8,7 @@ import pytest
 from finetune import checkpoints
 from finetune.checkpoints import check_space
 from finetune.cli import UserError
-from finetune.facts import check_fits, differences
+from finetune.facts import check_fits, differences, sub_group_size
 
 FACTS = {
     "settings": {"optimizer": {"learning_rate": 1e-4}, "seed": 0},
@@ -101,6 +101,15 @@ def test_the_split_of_the_batch_may_change_but_not_the_number_of_shards(tmp_path
     check_fits(tmp_path / "checkpoint-1", FACTS, FACTS | {"micro_batch": 1}, sharded=True)
     with pytest.raises(UserError, match="made by 2 processes and there are now 4"):
         check_fits(tmp_path / "checkpoint-1", FACTS, now, sharded=True)
+
+
+def test_the_optimizer_of_a_checkpoint_is_split_as_the_launch_files_say(tmp_path):
+    """DeepSpeed would copy tensors of one size into those of another."""
+    assert [sub_group_size(launch) for launch in ("ddp", "zero2")] == [None, None]
+    assert sub_group_size("zero3") == sub_group_size("zero3-offload") == 20_000_000
+    before = FACTS | {"sub_group_size": 1_000_000_000}
+    with pytest.raises(UserError, match=r"other settings: sub_group_size 1000000000 -> 20000000"):
+        check_fits(tmp_path / "checkpoint-1", before, FACTS | {"sub_group_size": 20_000_000}, True)
 
 
 DISK = {"checkpoint": 12_020_000_000, "trained": 2_020_000_000, "train": 38_080_000_000}

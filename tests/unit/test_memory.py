@@ -17,6 +17,7 @@ from finetune.memory import (
     Job,
     predicted,
     training_memory,
+    weight_update,
 )
 from truths import PAGE, job, llama, page
 
@@ -130,6 +131,20 @@ def test_the_peak_is_the_backward_pass_or_the_update() -> None:
     assert backward["activations"] > 0
 
 
+@pytest.mark.parametrize(
+    ("launch", "size"),
+    # a share in fp32; of ZeRO-3 so much as config/deepspeed says, and in 16 bit what is joined
+    [("zero1", 6_738_415_616), ("zero2", 6_738_415_616), ("zero3", 20_000_000 * 6), ("ddp", 0)],
+)
+def test_an_update_takes_gradients_in_fp32(launch, size) -> None:
+    assert weight_update(LLAMA, job("full", launch, 4)) == size
+
+
+def test_a_small_share_is_one_group() -> None:
+    small = replace(LLAMA, parameters=10_000_000)
+    assert weight_update(small, job("full", "zero3", 4)) == 2_500_000 * 6
+
+
 def test_a_part_is_a_whole_number_of_bytes_and_fragments_are_a_twentieth() -> None:
     found = parts("qlora")
     rest = predicted(found) - found["allowance"]
@@ -208,14 +223,14 @@ SCORES = 8192 * 32_000 * 10
     ("method", "launch", "train", "merge"),
     [
         # a rank each; weights are built in host memory in both, as fp32 adapters are
-        ("lora", "ddp", 2 * (RANK + WHOLE * 2 + ADAPTER * 4), WHOLE * 4 + SCORES),
+        ("lora", "ddp", 2 * (RANK + WHOLE * 2 + ADAPTER * 4), WHOLE * 2 + SCORES),
         ("full", "ddp", 2 * (RANK + WHOLE * 4), 0),
         # rank 0 reads the files
         ("full", "zero3", 2 * RANK + WHOLE * 2, 0),
         # 16-bit weights; masters, moments and gradients; what rank 0 collects to save
         ("full", "zero3-offload", 2 * RANK + WHOLE * (2 + 18 + 2), 0),
-        # the 4-bit base, the best merged model and the one that is tried
-        ("qlora", "ddp", 2 * (RANK + 32_000 * 4096 * 2), 3_865_591_808 + WHOLE * 4 + SCORES),
+        # the best merged model and the one that is tried
+        ("qlora", "ddp", 2 * (RANK + 32_000 * 4096 * 2), WHOLE * 4 + SCORES),
     ],
 )
 def test_host_memory_on_two_gpus(method, launch, train, merge) -> None:

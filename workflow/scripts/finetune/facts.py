@@ -12,6 +12,7 @@ from typing import Any
 
 from finetune.cli import UserError
 from finetune.files import digest_json, read_json
+from finetune.memory import zero_section
 
 FACTS = "facts.json"
 OPEN = {"world_size", "micro_batch", "validation_digest"}
@@ -24,6 +25,7 @@ def facts_of(settings: dict, plan: dict, tokens: Path, model: Path, world_size: 
 
     return {
         "settings": settings,
+        "sub_group_size": sub_group_size(settings["launch"]),
         "world_size": world_size,
         "steps": plan["steps"],
         "learning_rate": plan["learning_rate"],
@@ -31,6 +33,12 @@ def facts_of(settings: dict, plan: dict, tokens: Path, model: Path, world_size: 
         "validation_digest": digest_tokens(tokens / "validation"),
         "model_digest": digest_json(read_json(model.parent / "model.json")["files"]),
     }
+
+
+def sub_group_size(launch: str) -> int | None:
+    """Parameters whose optimizer state ZeRO-3 has in one tensor, of its memory as of a checkpoint
+    (config/deepspeed)."""
+    return None if launch == "ddp" else zero_section(launch).get("sub_group_size")
 
 
 def read_facts(folder: Path) -> dict:

@@ -34,8 +34,7 @@ ALLOWANCE = 0.05
 BUCKET = 500_000_000
 """Elements, where deepspeed/*.json does not say (reduce_bucket_size in zero/config.py)."""
 LIVE = 1_000_000_000
-"""Parameters that ZeRO-3 keeps gathered at most (stage3_max_live_parameters), and those that one
-update of its optimizer covers (sub_group_size)."""
+"""Parameters that ZeRO-3 keeps gathered at most (stage3_max_live_parameters)."""
 
 
 @dataclass(frozen=True)
@@ -215,9 +214,12 @@ def merged_experts(shapes: Shapes, job: Job) -> float:
 
 
 def weight_update(shapes: Shapes, job: Job) -> float:
-    """DeepSpeed turns its share of gradients to fp32; ZeRO-3 does so in groups. The fused AdamW
-    takes nothing; an offloaded one takes host memory."""
+    """DeepSpeed turns its share of gradients to fp32; ZeRO-3 does so in groups, which it joins
+    first (stage3.py, _prepare_fp32_grad_for_sub_group). The fused AdamW takes nothing; an
+    offloaded one takes host memory."""
     if not job.zero or job.offload:
         return 0
     share = trained(shapes, job) / job.world
-    return (min(share, LIVE) if job.sharded else share) * 4
+    if not job.sharded:
+        return share * 4
+    return min(share, zero_section(job.launch)["sub_group_size"]) * (2 + 4)
