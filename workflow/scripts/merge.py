@@ -8,6 +8,7 @@ compared, on held-out rows, with the model as it was trained. Writes `model/` an
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import os
 import shutil
@@ -25,6 +26,7 @@ from finetune.collator import RowCollator
 from finetune.encoding import IGNORED
 from finetune.files import check_complete, complete_directory, read_json, write_json
 from finetune.heap import free_at_once
+from finetune.host import SCORED_ROWS, SCORED_TOKENS
 from finetune.model_card import model_card
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
@@ -35,7 +37,6 @@ from finetune.weights import TensorShapes, expected_shapes, verify
 if TYPE_CHECKING:
     from peft import PeftModel
 
-CHECKED_ROWS, CHECKED_TOKENS = 16, 8_192
 NEGLIGIBLE = 0.01
 """Nats. A loss near zero moves by a large share when logits are rounded to 16 bit."""
 
@@ -96,8 +97,9 @@ def merge_adapter(
     free_at_once()
     tokenizer = load_tokenizer(args.base, args.settings["trust_remote_code"])
     batch = held_out(args.tokens, tokenizer, labels)
-    trained = adapted(args, "trained", labels)
-    record: dict = {"loss_trained": measure(trained, batch)[0], "loss_merged": {}}
+    loss_trained, _ = measure(adapted(args, "trained", labels), batch)
+    gc.collect()  # that model refers to itself, and is not needed again
+    record: dict = {"loss_trained": loss_trained, "loss_merged": {}}
     best, least = None, math.inf
     for base in bases(args.settings):
         if (found := merged_on(args, base, batch, shapes, labels)) is None:
@@ -174,8 +176,8 @@ def held_out(tokens: Path, tokenizer, labels: list[str] | None) -> Mapping:
     rows = rows if len(rows) else open_tokens(tokens / "train")
     collate = RowCollator(tokenizer) if labels is None else classes().LabelCollator(tokenizer)
     # of long rows fewer: all their logits are held at once
-    fitting = int(np.searchsorted(np.cumsum(rows["length"][:CHECKED_ROWS]), CHECKED_TOKENS))
-    return collate([rows[i] for i in range(min(max(1, fitting), CHECKED_ROWS, len(rows)))])
+    fitting = int(np.searchsorted(np.cumsum(rows["length"][:SCORED_ROWS]), SCORED_TOKENS))
+    return collate([rows[i] for i in range(min(max(1, fitting), SCORED_ROWS, len(rows)))])
 
 
 def classes() -> ModuleType:

@@ -24,8 +24,8 @@ RANK = 3_000_000_000
 OTHER = 20_000_000
 """On disk, beside weights: tokenizer, random states, logs of the Trainer."""
 SCORED_ROWS, SCORED_TOKENS = 16, 8_192
-"""Whose logits merging holds at once (merge.CHECKED_ROWS, CHECKED_TOKENS). Evaluation takes as many
-rows at a time (`evaluation.batch_size`, if it is not set)."""
+"""Held-out rows that merged models are compared on. Evaluation takes as many rows at a time
+(`evaluation.batch_size`, if it is not set)."""
 
 
 def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
@@ -92,14 +92,11 @@ def saving(shapes: Shapes, job: Job) -> float:
 
 
 def merging(shapes: Shapes, job: Job) -> float:
-    """The base as it was trained on stays loaded beside the best merged model and, for QLoRA, the
-    next one that is tried; and what they are compared by. Full weights are linked and never
-    loaded."""
+    """The merged model, for QLoRA the best so far beside the next one that is tried; and what they
+    are compared by. Full weights are linked and never loaded."""
     if job.method == "full":
         return 0
-    base = weights(shapes, job) / (job.world if job.sharded else 1)
-    merged = shapes.parameters * 2 * (2 if job.method == "qlora" else 1)
-    return base + merged + scoring(shapes, job)
+    return shapes.parameters * 2 * (2 if job.method == "qlora" else 1) + scoring(shapes, job)
 
 
 def disk_space(shapes: Shapes, job: Job) -> dict[str, int]:
