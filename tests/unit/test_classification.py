@@ -33,6 +33,7 @@ from finetune.cli import UserError
 from finetune.guards import GradientGuard
 from finetune.modeling import load_for_training
 from finetune.tokenizer import load_tokenizer
+from scarce import scarce_memory
 
 FULL = {"method": "full", "launch": "ddp", "attention": None, "trust_remote_code": False}
 LORA = FULL | {
@@ -296,6 +297,15 @@ def test_predictions_are_in_the_order_of_the_rows(base, batch_size):
     for index in range(7):
         scores, _ = class_scores(model, LabelCollator(tokenizer)([rows[index]]))
         assert -nats[index, rows[index]["labels"]] == pytest.approx(scores[0, 0].item(), abs=1e-5)
+
+
+def test_rows_that_memory_does_not_suffice_for_are_predicted_in_halves(base):
+    model, tokenizer = load(base, FULL).eval(), load_tokenizer(base)
+    rows = Dataset.from_list(labelled_rows(tokenizer)[::6])
+    whole = predict(model, tokenizer, rows, 7)
+    with scarce_memory(model, rows=2) as failures:
+        assert predict(model, tokenizer, rows, 7) == pytest.approx(whole, abs=1e-5)
+    assert failures == [7, 3, 4]
 
 
 def test_a_prediction_is_the_likeliest_class_by_name(tmp_path):

@@ -13,11 +13,12 @@ from datasets import Dataset
 
 import evaluate_model
 from chats import family, row, talk, turn
-from evaluate_model import evaluate_text, generate, judge, summary, write_predictions
+from evaluate_model import evaluate_text, generate, judge, score, summary, write_predictions
 from finetune.generation import answer
 from finetune.modeling import load_for_inference
 from finetune.records import SCHEMA
 from finetune.tokenizer import load_tokenizer
+from scarce import scarce_memory
 
 SETTINGS = {
     **{"max_new_tokens": 4, "batch_size": 2, "rows": None, "metrics": ["exact_match"]},
@@ -94,6 +95,21 @@ def test_prompts_that_fill_the_context_are_left_out_and_counted(loaded):
     assert (facts["generated_rows"], facts["prompts_too_long"]) == (2, 1)
     lines, facts = generate(*loaded, asked("turn on " * 80), SETTINGS)
     assert (lines, facts) == ([], {"generated_rows": 0, "prompts_too_long": 1})
+
+
+def test_rows_that_memory_does_not_suffice_for_are_scored_in_halves(loaded):
+    rows = [[5, 6, 7, 8], [9, 10, 11], [5, 9], [7, 6, 5]]
+    tokens = Dataset.from_list(
+        [
+            {"row": n, "id": f"r{n}", "input_ids": ids, "labels": ids, "length": len(ids)}
+            for n, ids in enumerate(rows)
+        ]
+    )
+    settings = SETTINGS | {"batch_size": 4}
+    whole = score(*loaded, tokens, settings)
+    with scarce_memory(loaded[0], rows=1) as failures:
+        assert score(*loaded, tokens, settings) == pytest.approx(whole, rel=1e-3)
+    assert failures == [4, 2, 2]
 
 
 def test_every_row_has_its_own_answer(loaded):

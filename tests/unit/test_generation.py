@@ -7,6 +7,7 @@ from transformers import GenerationConfig
 from finetune.generation import Answer, answer, read_answer, stop_ids
 from finetune.modeling import load_for_inference
 from finetune.tokenizer import load_tokenizer
+from scarce import scarce_memory
 
 PROMPTS = [
     "turn on the light",
@@ -46,6 +47,13 @@ def test_batches_answer_like_single_prompts_and_in_order(model, tokenizer):
     for size in (2, 4, 6, 100):
         assert texts(model, tokenizer, PROMPTS, size) == alone
     assert texts(model, tokenizer, PROMPTS[::-1], 4) == alone[::-1]
+
+
+def test_a_batch_that_memory_does_not_suffice_for_is_halved(model, tokenizer):
+    alone = texts(model, tokenizer, PROMPTS, 1)
+    with scarce_memory(model, rows=2) as failures:
+        assert texts(model, tokenizer, PROMPTS, 6) == alone
+    assert failures == [6, 3, 3]
 
 
 def test_answers_are_greedy_and_hold_no_prompt(model, tokenizer):

@@ -97,17 +97,22 @@ def score(model, tokenizer, tokens, settings: dict) -> dict:
     import torch
 
     from finetune.collator import RowCollator
+    from finetune.halving import in_halves
     from finetune.sampling import by_length
     from finetune.scores import scores_in_pieces
 
     metric = load_metric("token_scores")
     tokenizer.padding_side = "right"
     collate = RowCollator(tokenizer)
-    for chosen in by_length(tokens["length"][:], settings["batch_size"]):
+
+    @torch.inference_mode()
+    def scores(chosen: list[int]) -> list[list[float]]:
         batch = collate([tokens[i] for i in chosen]).to(model.device)
-        with torch.inference_mode():
-            nll, count, correct = scores_in_pieces(model, batch).double().T.tolist()
-        metric.add_batch(nll=nll, tokens=count, correct=correct)
+        return scores_in_pieces(model, batch).double().T.tolist()
+
+    for batch in by_length(tokens["length"][:], settings["batch_size"]):
+        for _, (nll, count, correct) in in_halves(scores, batch):
+            metric.add_batch(nll=nll, tokens=count, correct=correct)
     return metric.compute()
 
 

@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers import BatchEncoding, DataCollatorWithPadding
 
 from finetune.collator import BATCHED
+from finetune.halving import in_halves
 from finetune.sampling import by_length
 from finetune.trainer import FinetuneTrainer
 
@@ -61,9 +62,14 @@ def predict(model: torch.nn.Module, tokenizer, rows: Dataset, batch_size: int) -
     """Log-probabilities (rows, classes), in the order of the rows."""
     tokenizer.padding_side = "right"
     collate, found = LabelCollator(tokenizer), {}
-    for chosen in by_length(rows["length"][:], batch_size):
-        logits = class_scores(model, collate([rows[i] for i in chosen]).to(model.device))[1]
-        found |= zip(chosen, logits.double().log_softmax(-1).cpu().numpy(), strict=True)
+
+    def logits(chosen: list[int]) -> np.ndarray:
+        batch = collate([rows[i] for i in chosen]).to(model.device)
+        return class_scores(model, batch)[1].double().log_softmax(-1).cpu().numpy()
+
+    for batch in by_length(rows["length"][:], batch_size):
+        for chosen, nats in in_halves(logits, batch):
+            found |= zip(chosen, nats, strict=True)
     return np.stack([found[index] for index in range(len(rows))])
 
 

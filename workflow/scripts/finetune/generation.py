@@ -10,6 +10,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from finetune.encoding import tokenize
+from finetune.halving import in_halves
 from finetune.sampling import by_length
 
 
@@ -42,19 +43,31 @@ def answer(
     tokenizer.padding_side = "left"
     room = [context(model) - len(ids) for ids in tokenize(tokenizer, prompts)]
     answers: dict[int, Answer] = {}
-    for chosen in batches(room, max_new_tokens, batch_size):
-        batch = tokenizer(
-            [prompts[i] for i in chosen],
-            add_special_tokens=False,
-            padding=True,
-            return_tensors="pt",
-            return_token_type_ids=False,
-        ).to(model.device)
-        output = model.generate(**batch, max_new_tokens=min(max_new_tokens, room[chosen[0]]))
-        new = output[:, batch["input_ids"].shape[1] :]
-        for index, ids in zip(chosen, new.tolist(), strict=True):
-            answers[index] = read_answer(ids, stop_ids(model), tokenizer)
+
+    def continued(chosen: list[int]) -> list[list[int]]:
+        limit = min(max_new_tokens, room[chosen[0]])
+        return continuations(model, tokenizer, [prompts[i] for i in chosen], limit)
+
+    for batch in batches(room, max_new_tokens, batch_size):
+        for chosen, found in in_halves(continued, batch):
+            for index, ids in zip(chosen, found, strict=True):
+                answers[index] = read_answer(ids, stop_ids(model), tokenizer)
     return [answers.get(index) for index in range(len(prompts))]
+
+
+def continuations(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[str], limit: int
+) -> list[list[int]]:
+    """Ids that follow each prompt, up to `limit` of them."""
+    batch = tokenizer(
+        prompts,
+        add_special_tokens=False,
+        padding=True,
+        return_tensors="pt",
+        return_token_type_ids=False,
+    ).to(model.device)
+    output = model.generate(**batch, max_new_tokens=limit)
+    return output[:, batch["input_ids"].shape[1] :].tolist()
 
 
 def batches(room: list[int], wanted: int, size: int) -> Iterator[list[int]]:
