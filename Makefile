@@ -28,7 +28,7 @@ test-slow: $(READY)
 test-slurm: $(READY)
 	OMP_NUM_THREADS=1 pytest tests/slurm
 
-# All test folders are collected together for the slow ones alone: two files of one name break that.
+# pytest cannot collect two files of one name; `test-slow` collects all folders, so that is seen here.
 lint: $(READY)
 	ruff check .
 	ruff format --check .
