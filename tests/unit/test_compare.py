@@ -360,9 +360,9 @@ CLASSES = {
     "macro_f1": 0.5,
     "per_class": {
         "a<b": {"precision": 0.75, "recall": 1.0, "f1": 6 / 7, "rows": 3},
-        "none": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1},
+        "none\u202e": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "rows": 1},
     },
-    "confusion_matrix": {"labels": ["a<b", "none"], "counts": [[3, 0], [1, 0]]},
+    "confusion_matrix": {"labels": ["a<b", "none\u202e"], "counts": [[3, 0], [1, 0]]},
     "code": NOW,
 }
 
@@ -406,13 +406,13 @@ def test_each_classifier_has_a_section_on_its_classes(with_classifier, monkeypat
     [section] = html.split("<h2>")[1:]
     assert section.startswith("spam on spam: classes</h2>")
     titles = re.findall("<th[^>]*>(.*?)</th>", section.partition("</thead>")[0])
-    assert titles == ["class", "precision", "recall", "f1", "rows", "a&lt;b", "none"]
-    lines = re.findall("<tr><th class=.text.>(.*?)</th>(.*)</tr>", section.partition("<tbody>")[2])
-    assert [name for name, _ in lines] == ["a&lt;b", "none"]
+    assert titles == ["class", "precision", "recall", "F1", "rows", "a&lt;b", "none<i>U+202E</i>"]
+    lines = re.findall("<tr><th scope=.row.>(.*?)</th>(.*)</tr>", section.partition("<tbody>")[2])
+    assert [name for name, _ in lines] == titles[-2:]
     found = [re.findall("<td>(.*?)</td>", line) for _, line in lines]
     assert found[0] == ["75.0%", "100.0%", "85.7%", "3", "<b>3</b>", ""]
     assert found[1] == ["0.0%", "0.0%", "0.0%", "1", "1", ""]
-    assert html.endswith("</table>\n</html>\n")
+    assert html.endswith("</table>\n</body>\n</html>\n")
 
 
 def test_without_a_classifier_there_is_no_section_and_no_column_of_one(results, monkeypatch):

@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from finetune.lint_figures import HEIGHT, TOP, WIDTH, class_bars, histogram, ticks
-from finetune.lint_page import lint_page
+from finetune.lint_page import lint_page, ticks
 from lint_record import EMPTY, LABELLED, lint
 
-EVIL = "<script>alert('1')</script>&"
+EVIL = "<script>alert('1')</script>&\u202e"
+SHOWN = EVIL.replace("\u202e", "U+202E")
 VOID = {"meta"}
 
 
@@ -128,7 +128,7 @@ def test_every_number_stands_at_its_place():
         (
             {"asked": True, "used": False, "why_not": f"sdpa {EVIL}"},
             {
-                "packing": [f"asked for, but not used: sdpa {EVIL}"],
+                "packing": [f"asked for, but not used: sdpa {SHOWN}"],
                 "padding, rows in random order": ["41.0%"],
             },
         ),
@@ -172,7 +172,7 @@ def test_a_page_of_nothing_at_all():
 def test_the_caption_names_the_settings_that_say_something():
     settings = {"system_prompt": f"Be brief. {EVIL}", "template_options": {"think": False}}
     assert page(lint(settings=settings)).texts("caption") == [
-        f"Made with system_prompt: Be brief. {EVIL}, train_on: completions, max_length: 512, "
+        f"Made with system_prompt: Be brief. {SHOWN}, train_on: completions, max_length: 512, "
         'truncate: drop, packing: false, trust_remote_code: false, template_options: {"think": '
         "false}."
     ]
@@ -187,7 +187,7 @@ def test_the_verdict_comes_first_and_in_words():
     two = page(lint(), ["bad", "worse"])
     assert passed.texts("p", class_="verdict passed") == ["\N{CHECK MARK} All checks passed."]
     assert one.texts("h2")[0] == "\N{BALLOT X} 1 check failed: runs on this data will not start"
-    assert one.texts("li") == [f"bad {EVIL}"]
+    assert one.texts("li") == [f"bad {SHOWN}"]
     assert two.texts("h2")[0].startswith("\N{BALLOT X} 2 checks failed")
     assert two.texts("li") == ["bad", "worse"]
     for shown in (passed, one):
@@ -205,9 +205,10 @@ def test_the_page_is_whole_and_accessible():
     assert shown.texts("h3") == ["train", "validation", "test"]
     assert all("scope" in th["attrs"] for th in shown.all("th"))
     [svg] = shown.all("svg", role="img")
-    assert shown.texts("title", id=svg["attrs"]["aria-labelledby"]) == [
+    [title] = shown.texts("title", id=svg["attrs"]["aria-labelledby"])
+    assert " ".join(title.split()) == (
         "How many of 1,000 training examples have how many tokens before cutting; max_length is 512"
-    ]
+    )
     assert not re.search("(src|href|url)\\b", html)  # nothing outside the page
     assert shown.all("script") == []
 
@@ -223,11 +224,11 @@ def test_nothing_of_the_data_becomes_markup():
     shown = Page(lint_page(EVIL, record, []))
     assert shown.all("script") == []
     assert shown.texts("h1") == shown.texts("title")[:1] == [f"Data check: {EVIL}"]
-    assert shown.texts("h4")[0] == f"{EVIL} \N{EM DASH} label: {EVIL}"
-    assert shown.texts("pre")[0] == f"{EVIL}{EVIL}{{x}}"
-    assert shown.texts("mark") == [f"{EVIL}{{x}}", "hello</s>", "hello</s>"]
-    assert EVIL in shown.texts("th", scope="row")
-    assert f"2 x {EVIL}" in shown.texts("td")
+    assert shown.texts("h4")[0] == f"{SHOWN} \N{EM DASH} label: {SHOWN}"
+    assert shown.texts("pre")[0] == f"{SHOWN}{SHOWN}{{x}}"
+    assert shown.texts("mark") == [f"{SHOWN}{{x}}", "hello</s>", "hello</s>"]
+    assert SHOWN in shown.texts("th", scope="row")
+    assert f"2 x {SHOWN}" in shown.texts("td")
 
 
 def test_the_supervised_part_is_marked_and_told_in_the_legend():
@@ -241,6 +242,8 @@ def test_the_supervised_part_is_marked_and_told_in_the_legend():
     assert re.search("pre {[^}]*pre-wrap[^}]*max-height[^}]*overflow: auto", style)
     assert all(pre["attrs"]["tabindex"] == "0" for pre in shown.all("pre"))
     assert "Marked text is trained on" in " ".join(shown.texts("p"))
+    signs = ["\N{DOWNWARDS ARROW WITH CORNER LEFTWARDS}", "\N{RIGHTWARDS ARROW}", "U+200B"]
+    assert shown.texts("i")[:3] == signs
     assert "learns the label above it" in " ".join(page(LABELLED).texts("p"))
 
 
@@ -262,19 +265,24 @@ def test_characters_that_cannot_be_seen_are_shown(text, shown):
     html.encode()  # a lone surrogate could not be written
 
 
-def rects(html):
-    return [e["attrs"] for e in Page(html).all("rect")]
+def percents(element, *names):
+    """Where it is in the plot."""
+    return [float(element["attrs"][name].removesuffix("%")) for name in names]
+
+
+def lengths(edges, counts, max_length):
+    """The page of training examples of these lengths."""
+    train = {"histogram": {"edges": edges, "counts": counts}}
+    return page(lint(train=train, settings={"max_length": max_length}))
 
 
 def test_bars_are_as_high_as_their_counts_and_stand_on_their_tokens():
-    train = lint()["train"]["histogram"]
-    bars = rects(histogram(train["edges"], train["counts"], 500))
-    heights = [float(bar["height"]) for bar in bars]
-    assert heights == [HEIGHT, HEIGHT / 2, HEIGHT / 8, round(HEIGHT / 24, 2)]  # none for 0
-    feet = {float(bar["y"]) + float(bar["height"]) for bar in bars}
-    assert feet == {TOP + HEIGHT}
-    starts = [float(bar["x"]) - float(bars[0]["x"]) for bar in bars]
-    assert starts == pytest.approx([0, 0.2 * WIDTH, 0.6 * WIDTH, 0.8 * WIDTH])
+    bars = lengths([0, 100, 200, 300, 400, 500], [600, 300, 0, 75, 25], 500).all("rect")
+    places = [percents(bar, "x", "height") for bar in bars]
+    assert places == [[0, 100], [20, 50], [60, 12.5], [80, 4.167]]  # none for 0
+    assert [sum(percents(bar, "y", "height")) for bar in bars] == [100] * 4
+    widths = [percents(bar, "width")[0] for bar in bars]
+    assert widths == pytest.approx([20 - 100 / 620] * 4, abs=1e-3)  # a pixel parts them
 
 
 def test_bars_say_their_bin_and_axes_their_unit():
@@ -290,24 +298,22 @@ def test_bars_say_their_bin_and_axes_their_unit():
 @pytest.mark.parametrize(
     ("max_length", "text", "at"),
     [
-        (125, "max_length 125", 0.25),
-        (500, "max_length 500", 1),
-        (750, "max_length 750", 1),
+        (125, "max_length 125", 25),
+        (500, "max_length 500", 100),
+        (750, "max_length 750", 100),
         (4000, "max_length 4,000 \N{RIGHTWARDS ARROW}", None),
     ],
 )
 def test_max_length_is_marked_where_it_lies(max_length, text, at):
-    html = histogram([0, 500], [3], max_length)
-    shown = Page(html)
+    shown = lengths([0, 500], [3], max_length)
     assert shown.texts("text", class_="limit") == [text]
-    lines = [float(e["attrs"]["d"][1:].split()[0]) for e in shown.all("path", class_="limit")]
-    left = float(rects(html)[0]["x"])
-    assert lines == ([] if at is None else [pytest.approx(left + at * WIDTH)])
+    lines = [percents(line, "x1", "x2") for line in shown.all("line", class_="limit")]
+    assert lines == ([] if at is None else [[at, at]])
 
 
 def test_all_rows_of_one_length_make_a_bar_that_can_be_seen():
-    [bar] = rects(histogram([2048, 2049], [7], 2048))
-    assert (float(bar["height"]), float(bar["width"])) == (HEIGHT, 1)
+    [bar] = lengths([2048, 2049], [7], 2048).all("rect")
+    assert percents(bar, "width", "height") == [pytest.approx(100 / 620, abs=1e-3), 100]
 
 
 @pytest.mark.parametrize(
@@ -324,15 +330,21 @@ def test_ticks_are_whole_and_round(top, expected):
     assert list(ticks(top)) == expected
 
 
+def classes(labels, counts):
+    """The table of classes, without the page around it."""
+    html = lint_page("t", lint(LABELLED, labels=labels, label_counts=counts), [])
+    return Page(re.search("<h2>Classes</h2>\n(.*?)<h2>", html, re.S)[1])
+
+
 def test_classes_are_bars_in_proportion_with_the_largest_first():
-    html = class_bars(["sport", "a<b", "none"], [250, 750, 0])
-    shown = Page(html)
+    shown = classes(["sport", "a<b", "none"], [250, 750, 0])
     assert shown.texts("th", scope="row") == ["a<b", "sport", "none"]
-    assert shown.texts("td") == ["", "750", "75.0%", "", "250", "25.0%", "", "0", "0.0%", ""]
-    assert [float(bar["width"]) for bar in rects(html)] == [300, 100, 0]
-    assert "Classes" in page(LABELLED).texts("h2")
+    cells = [cell.strip() for cell in shown.texts("td")]
+    assert cells == ["", "750", "75.0%", "", "250", "25.0%", "", "0", "0.0%", ""]
+    assert [percents(bar, "width") for bar in shown.all("rect")] == [[100], [33.3], [0]]
     assert "Classes" not in page(lint()).texts("h2")
 
 
 def test_classes_without_rows_divide_by_nothing():
-    assert rects(class_bars(["a", "b"], [0, 0]))[0]["width"] == "0.0"
+    shown = classes(["a", "b"], [0, 0])
+    assert [percents(bar, "width") for bar in shown.all("rect")] == [[0], [0]]

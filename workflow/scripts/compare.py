@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.class_tables import sections
 from finetune.cli import UserError, run_script, say
 from finetune.figures import loss_figure, memory_figure
 from finetune.files import read_json, write_aside
@@ -48,9 +47,11 @@ def main() -> None:
     runs = [run_row(n, f, found, now) for (n, f), found in zip(facts.items(), scores, strict=True)]
     curves = {name: read_curves(folder / "metrics.jsonl") for name, folder in args.run}
     events = {name: f["events"] for name, f in facts.items()}
+    pairs = zip(runs, scores, strict=True)
+    classifiers = [(row, found) for row, found in pairs if "per_class" in found]
     rows = baselines + runs  # in this order under each data set
     write_text(args.output / "summary.tsv", as_tsv(rows))
-    write_text(args.output / "summary.html", as_html(rows, sections(runs, scores)))
+    write_text(args.output / "summary.html", as_html(rows, classifiers))
     write_figure(args.output / "loss.svg", loss_figure(runs, curves, events))
     write_figure(args.output / "memory.svg", memory_figure(runs))
     say(f"compare: runs: {len(runs)}, baselines: {len(baselines)}; see {args.output}")

@@ -7,12 +7,12 @@ cell, so no NaN can appear.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import groupby
 
 from finetune.devices import GB
+from finetune.pages import render
 
 TEST = "Test split"
 TRAINING = "Training"
@@ -26,7 +26,7 @@ class Column:
     key: str
     """Header in the TSV, with the unit."""
     title: str = ""
-    """Header in the HTML, as HTML. Empty: the TSV alone has it."""
+    """Header in the HTML. Empty: the TSV alone has it."""
     group: str = ""
     """What the number is about: a second header above the first."""
     show: str = "{}"
@@ -47,7 +47,7 @@ COLUMNS = (
     Column("perplexity", "perplexity", TEST, "{:#.4g}", min),
     Column("token_accuracy", "token accuracy", TEST, "{:.1%}", max),
     Column("exact_match", "exact match", TEST, "{:.1%}", max),
-    Column("rouge_l", "ROUGE&#8209;L", TEST, "{:.1%}", max),
+    Column("rouge_l", "ROUGE\N{NON-BREAKING HYPHEN}L", TEST, "{:.1%}", max),
     Column("json_valid", "valid JSON", TEST, "{:.1%}", max),
     Column("json_equal", "equal JSON", TEST, "{:.1%}", max),
     Column("test_loss_nats_per_row", "loss per row", TEST, "{:.3f}", min),
@@ -66,46 +66,6 @@ COLUMNS = (
     Column("corrected_host_gb", "corrected", MEMORY, "{:.2f}"),
     Column("code", "code", show="{} {code_note}", text=True),
     Column("code_note"),
-)
-
-PAGE = """\
-<!DOCTYPE html>
-<html lang="en">
-<meta charset="utf-8">
-<title>Baselines and runs compared</title>
-<style>
-body {{ font: 14px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 2em; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-caption {{ caption-side: bottom; text-align: left; padding-top: 1em; color: #555; }}
-th, td {{ padding: .25em .6em; text-align: right; white-space: nowrap; }}
-thead th {{ vertical-align: bottom; font-weight: 500; color: #555; white-space: normal; }}
-thead tr:first-child th {{ text-align: center; }}
-thead tr:first-child th:not(:empty) {{ border-bottom: 1px solid #ccc; }}
-tbody {{ border-top: 1px solid #999; }}
-tbody th, .text {{ text-align: left; }}
-tbody tr:hover td {{ background: #f3f6f9; }}
-h2 {{ font-size: 1.1em; margin: 2em 0 .5em; }}
-</style>
-<table>
-<caption>{caption}</caption>
-<thead>
-{head}
-</thead>
-{bodies}
-</table>
-{sections}</html>
-"""
-CAPTION = (
-    "Bold: best of the data set. Loss: nats per supervised token; it and perplexity compare only "
-    "models that share a tokenizer. Loss per row: nats, of classifiers. Percentages: shares of the "
-    "test split; for ROUGE&#8209;L the mean F-measure, for macro F1 the mean over classes. Class "
-    "prior: no model, but how often each class occurs in training. Tokens/s: all processes "
-    "together. Minutes: wall time of training, loading included. World size: processes. Steps: "
-    "optimizer steps. GB: 1e9 bytes, the most over all starts of the run, of the largest process "
-    "(on its GPU, or on the host where there is none) and of all processes on a node's host; as "
-    "predicted from shapes, and corrected by what earlier runs had measured. Code: the commit "
-    "that trained or, for a base model, evaluated; older code: not all of the row is from the "
-    "commit that made this table."
 )
 
 
@@ -186,44 +146,33 @@ def as_tsv(rows: list[dict]) -> str:
     return "".join("\t".join(line) + "\n" for line in lines)
 
 
-def as_html(rows: list[dict], sections: str = "") -> str:
-    """One page with nothing outside it. `sections` come after the table."""
+def as_html(rows: list[dict], classifiers: Sequence[tuple[dict, dict]] = ()) -> str:
+    """The page of `summary.html.j2`. `classifiers`: rows of runs with the scores of each class."""
     columns = [column for column in used_columns(rows) if column.title]
-    bodies = (table_body(name, group, columns) for name, group in by_dataset(rows).items())
-    filled = {"head": table_head(columns), "bodies": "\n".join(bodies), "sections": sections}
-    return PAGE.format(caption=CAPTION, **filled)
+    return render(
+        "summary.html.j2",
+        title="Baselines and runs compared",
+        columns=columns,
+        groups=[(name, len(list(same))) for name, same in groupby(columns, lambda c: c.group)],
+        datasets={name: cells(group, columns) for name, group in by_dataset(rows).items()},
+        classifiers=classifiers,
+    )
 
 
-def table_head(columns: list[Column]) -> str:
-    groups = [(name, len(list(same))) for name, same in groupby(columns, lambda c: c.group)]
-    above = "".join(f'<th colspan="{size}">{name}</th>' for name, size in groups)
-    titles = "".join(f"<th{css(column)}>{column.title}</th>" for column in columns)
-    return f"<tr>{above}</tr>\n<tr>{titles}</tr>"
+def cells(rows: list[dict], columns: list[Column]) -> list[list[tuple[Column, str, bool]]]:
+    """For each row of a data set and each column, the text and whether it is the best."""
+    best = {column.key: best_value(rows, column) for column in columns}
+    return [
+        [(c, shown(row, c), c.key in row and row[c.key] == best[c.key]) for c in columns]
+        for row in rows
+    ]
 
 
-def table_body(name: str, rows: list[dict], columns: list[Column]) -> str:
-    """The rows of one data set under its name."""
-    winners = {column.key: best_value(rows, column) for column in columns}
-    lines = [f'<tr><th colspan="{len(columns)}">{escape(name)}</th></tr>']
-    for row in rows:
-        cells = (table_cell(row, column, winners[column.key]) for column in columns)
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return "\n".join(["<tbody>", *lines, "</tbody>"])
+def shown(row: dict, column: Column) -> str:
+    return column.show.format(row[column.key], **row).strip() if column.key in row else ""
 
 
 def best_value(rows: list[dict], column: Column) -> float | None:
     """None where nothing ranks: no metric, one model, or all alike."""
     values = [row[column.key] for row in rows if column.key in row]
     return column.best(values) if column.best and len(set(values)) > 1 else None
-
-
-def table_cell(row: dict, column: Column, winner: float | None) -> str:
-    if column.key not in row:
-        return "<td></td>"
-    value = row[column.key]
-    text = escape(column.show.format(value, **row).strip())
-    return f"<td{css(column)}>{f'<b>{text}</b>' if value == winner else text}</td>"
-
-
-def css(column: Column) -> str:
-    return ' class="text"' if column.text else ""
