@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from html import escape
 
-from finetune.checks import CAUSAL
+from finetune.checks import CAUSAL, notices
 from finetune.lint_figures import class_bars, histogram
 from finetune.lint_table import split_table
 from finetune.splits import SPLITS
@@ -57,7 +57,7 @@ i {{ font-style: normal; color: #777; }}
 <body>
 <h1>Data check: {title}</h1>
 {verdict}
-<h2>Counts</h2>
+{notices}<h2>Counts</h2>
 {table}
 <h2>Length of the training examples</h2>
 {lengths}
@@ -89,6 +89,7 @@ def lint_page(title: str, lint: dict, failed: list[str]) -> str:
     return PAGE.format(
         title=escape(title),
         verdict=verdict(failed),
+        notices="".join(f"<p><strong>Note:</strong> {visible(n)}</p>\n" for n in notices(lint)),
         table=split_table(lint),
         lengths=histogram(train["edges"], train["counts"], lint["settings"]["max_length"]),
         classes=classes,

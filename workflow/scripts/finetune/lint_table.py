@@ -79,7 +79,7 @@ TOKENS = (
     Line("before cutting: p99", length("p99")),
     Line("longest", lambda s: f"{s['longest']:,}"),
     Line("EOS tokens", lambda s: f"{s['eos_tokens']:,}"),
-    Line("empty thoughts (turns)", lambda s: f"{s['empty_thoughts']:,}", CAUSAL),
+    Line("empty thoughts that are learned", lambda s: f"{s['empty_thoughts']:,}", CAUSAL),
 )
 
 
