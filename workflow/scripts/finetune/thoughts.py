@@ -20,3 +20,13 @@ def is_skipped(prompt: str) -> bool:
 def reasoning(message: dict) -> str:
     """The reasoning of a turn that holds it apart from its content."""
     return str(next((message[key] for key in KEYS if message.get(key)), "")).strip()
+
+
+def said(prompt: str, text: str) -> str | None:
+    """What a text says after its thought, which the prompt can have opened. None: the thought does
+    not end."""
+    opened = OPEN if prompt.rstrip().endswith(OPEN) else ""
+    _, closed, rest = f"{opened}{text}".rpartition(CLOSE)
+    if rest.lstrip().startswith(OPEN):
+        return None
+    return rest.lstrip("\n") if closed else rest
