@@ -12,9 +12,10 @@ import pytest
 from datasets import Dataset
 
 import evaluate_model
-from chats import family, row, talk, turn
+from chats import encoded, family, row, talk, turn
 from evaluate_model import evaluate_text, generate, judge, score, summary, write_predictions
-from finetune.generation import answer
+from finetune.encoding import IGNORED
+from finetune.generation import answer, read_answer
 from finetune.modeling import load_for_inference
 from finetune.records import SCHEMA
 from finetune.thoughts import said
@@ -26,6 +27,10 @@ SETTINGS = {
     **{"system_prompt": None, "template_options": {}, "trust_remote_code": False},
 }
 CALL = {"type": "function", "function": {"name": "set", "arguments": {"to": 1}}}
+CALLS = {
+    "harmony": 'to=functions.setcommentary{"to": 1}',
+    "qwen3": 'yes<tool_call>\n{"name": "set", "arguments": {"to": 1}}\n</tool_call>',
+}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +90,19 @@ def test_the_reference_of_a_tool_call_is_what_the_template_writes(tmp_path):
     [found] = evaluate_model.test_rows(data, {"a:1"}, family("llama3"), SETTINGS)
     assert found["reference"] == '{"name": "set", "parameters": {"to": 1}}'
     assert found["prompt"].endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
+
+
+@pytest.mark.parametrize("name", ["harmony", "qwen3"])
+@pytest.mark.parametrize("extra", [{}, {"reasoning": "one"}, {"tool_calls": [CALL]}])
+def test_what_is_trained_on_is_a_perfect_prediction(name, extra, tmp_path):
+    tokenizer = family(name)
+    prepared = row([turn("user", "on"), turn("assistant", "yes", **extra)], place="a:1")
+    [line] = evaluate_model.test_rows(written(tmp_path, prepared), {"a:1"}, tokenizer, SETTINGS)
+    [example] = encoded(tokenizer, prepared)
+    ids = [label for label in example.labels if label != IGNORED]
+    line["prediction"] = read_answer(ids, {ids[-1]}, tokenizer).text
+    assert judge([line], ["exact_match"]) == {"exact_match": 1}
+    assert said("", line["reference"]) == ("yes" if "tool_calls" not in extra else CALLS[name])
 
 
 # answers
