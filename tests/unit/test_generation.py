@@ -130,6 +130,16 @@ def test_channels_of_harmony_are_a_thought_and_an_answer(written, expected):
     assert read_answer(ids, stops, tokenizer).text == expected
 
 
+def test_a_thought_of_gemma_4_is_read_before_its_special_tokens_are_dropped():
+    tokenizer = family("gemma3")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel>", "<channel|>"]})
+    ids = tokenizer("<|channel>thought\nhm<channel|>yes<eos>", add_special_tokens=False)[
+        "input_ids"
+    ]
+    text = read_answer(ids, {tokenizer.eos_token_id}, tokenizer).text
+    assert text == "<think>\nhm\n</think>\n\nyes"
+
+
 def test_stop_ids_are_one_or_several(model, monkeypatch):
     assert stop_ids(model) == {2}
     monkeypatch.setattr(model.generation_config, "eos_token_id", [2, 7])

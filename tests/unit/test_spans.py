@@ -117,6 +117,22 @@ def test_empty_thoughts_that_are_learned_are_counted(train_on):
     assert count(enable_thinking=False) == 0
 
 
+def test_an_empty_thought_that_the_prompt_opens_is_learned_to_its_end_and_counted(chatml):
+    """As with Qwen3.5, which thinks by default."""
+    chatml.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\n' }}"
+        "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}{{ '<|im_start|>assistant\n<think>\n' if add_generation_prompt }}"
+    )
+    assert marked(chatml, encoded(chatml, row(talk("on", "yes")))) == [
+        "<|im_start|>user\non<|im_end|><|im_start|>assistant\n<think>\n"
+        "⟦\n</think>\n\nyes<|im_end|>⟧"
+    ]
+    talks = [Conversation(turns("on", "yes", "off", "</think> is a tag"), learned=(1, 3))]
+    for train_on in ("completions", "all"):
+        assert render_conversations(chatml, talks, train_on, {})[0].empty_thoughts == 2
+
+
 def test_an_empty_thought_after_a_line_break(chatml):
     """A header can end before its line break."""
     chatml.chat_template = (

@@ -17,7 +17,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from finetune.chat import Conversation, Job, TemplateError, render
-from finetune.thoughts import EMPTY_THOUGHT, KEYS, is_skipped, reasoning
+from finetune.thoughts import EMPTY_THOUGHT, KEYS, SKIPPED, is_skipped, reasoning
 
 Piece = tuple[str, bool]
 """A run of text, and whether it is trained on."""
@@ -57,7 +57,7 @@ class Rendered:
     def empty_thoughts(self) -> int:
         """How many are trained on."""
         learned = (text for example in self.examples for text, learned in example if learned)
-        return sum(len(EMPTY_THOUGHT.findall(text)) for text in learned)
+        return sum(len(SKIPPED.findall(text)) for text in learned)
 
 
 def render_conversations(

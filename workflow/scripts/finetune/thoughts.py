@@ -1,7 +1,7 @@
 """What reasoning models think before they answer: `<think>…</think>` in their text.
 
-The harmony format of gpt-oss (https://cookbook.openai.com/articles/openai-harmony) has messages of
-the analysis channel instead; they are read as such text.
+Others write it between special tokens, such as the analysis channel of the harmony format
+(https://cookbook.openai.com/articles/openai-harmony). It is read as such text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ OPEN, CLOSE = "<think>", "</think>"
 EMPTY_THOUGHT = re.compile(rf"({OPEN}\s*{CLOSE}\n*)")
 """What some templates write before an answer without a thought: in the prompt where they are told
 that there is none to come (`enable_thinking: false`), else in the answer."""
-CHANNEL, FINAL = "<|channel|>", "<|channel|>final<|message|>"
-ANALYSIS = re.compile(
-    r"<\|channel\|>analysis<\|message\|>(.*?)(?:(<\|end\|>)(?:<\|start\|>assistant)?|\Z)", re.DOTALL
+SKIPPED = re.compile(rf"(?:\A|{OPEN})\s*{CLOSE}")
+"""An empty thought in a text that follows a prompt, which can have opened it."""
+FORMS = (
+    ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+    ("<|channel>thought\n", "<channel|>"),
 )
-"""A message of the channel, which may have been cut, and the header of the next."""
+"""How gpt-oss and Gemma 4 open and close a thought."""
+FINAL = "<|channel|>final<|message|>"
+"""What gpt-oss writes before an answer."""
 KEYS = ("reasoning_content", "reasoning", "thinking")
 """Names of a turn's reasoning; transformers hands it to a template by those that templates read."""
 
@@ -34,16 +38,15 @@ def reasoning(message: dict) -> str:
 
 
 def readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """The text of what follows a prompt, without special tokens. Those of harmony are all that
-    tells a thought and the header of an answer from the answer: they are read before."""
-    if CHANNEL in tokenizer.get_added_vocab():
-        text = ANALYSIS.sub(as_tags, tokenizer.decode(ids)).replace(FINAL, "")
+    """The text of what follows a prompt, thoughts in `<think>…</think>`, without special tokens.
+    Those are all that tells a thought of FORMS from the answer, so they are dropped last."""
+    text = plain = tokenizer.decode(ids)
+    for opened, closed in FORMS:
+        if opened in text:
+            text = text.replace(opened, f"{OPEN}\n").replace(closed, f"\n{CLOSE}\n\n")
+    if (text := text.replace(FINAL, "")) != plain:
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return tokenizer.decode(ids, skip_special_tokens=True)
-
-
-def as_tags(message: re.Match[str]) -> str:
-    return f"{OPEN}\n{message[1]}" + (f"\n{CLOSE}\n\n" if message[2] else "")
 
 
 def said(prompt: str, text: str) -> str | None:
