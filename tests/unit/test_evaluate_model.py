@@ -190,7 +190,8 @@ def test_a_thought_that_never_ends_is_no_answer(prompt, given, thought):
 
 
 def test_a_tag_within_an_answer_opens_no_thought():
-    assert judged(("Write <think>", "Write <think>")) == {"exact_match": 1}
+    assert judged(("Write <think>", "Write <think>"), ("a", "")) == {"exact_match": 0.5}
+    assert said("on", "Write <think>") == "Write <think>"
 
 
 def test_each_prediction_is_judged_by_its_own_reference():

@@ -129,7 +129,8 @@ def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -
             raise TemplateError(
                 "the chat template opens an answer in another way than it writes one, so the "
                 "assistant's tokens cannot be told apart; set `chat_template: chatml` or `plain` "
-                "under the model, or `template_options` if it has a switch for that"
+                "under the model, or `template_options` if it has a switch for that, such as "
+                "`enable_thinking`"
             )
         check_whole(talk, turn, texts)
         found.append(Answer(before, until))
