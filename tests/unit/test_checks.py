@@ -2,7 +2,7 @@
 
 import pytest
 
-from finetune.checks import GATES, failed_checks, percent
+from finetune.checks import GATES, failed_checks, notices, percent
 from finetune.config import Checks
 from lint_record import EMPTY, LABELLED, lint
 
@@ -20,6 +20,17 @@ def test_there_is_one_gate_for_each_key_of_the_config():
 def test_good_data_passes():
     assert failed(lint()) == []
     assert failed(LABELLED) == []
+
+
+def test_to_learn_the_empty_thought_is_said_until_it_is_chosen():
+    assert notices(lint()) == notices(LABELLED) == []
+    thoughtless = lint(train={"empty_thoughts": 1234})
+    [line] = notices(thoughtless)
+    assert line.startswith("1,234 training answers begin with an empty thought of the chat ")
+    assert "Set template_options: {enable_thinking: false} under the model" in line
+    assert failed(thoughtless) == []
+    chosen = {"template_options": {"enable_thinking": True}}
+    assert notices(lint(thoughtless, settings=chosen)) == []
 
 
 AT_LIMIT = {

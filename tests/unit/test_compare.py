@@ -14,7 +14,7 @@ from jinja2 import Environment
 
 import compare
 from finetune.cli import UserError
-from finetune.summary import as_html, as_tsv, code_cells
+from finetune.summary import as_html, as_tsv, baseline_row, code_cells
 
 OLD, NOW = "0" * 40, "1234567" + "8" * 33
 CAPTIONS = Path(compare.__file__).parents[1] / "report"
@@ -231,6 +231,19 @@ def test_code_of_another_commit_is_marked():
     assert code_cells([NOW, None], NOW) == {"code": "unknown", "code_note": ""}
     # outside git nothing is known of the present code
     assert code_cells([OLD], None) == {"code": "0000000", "code_note": ""}
+
+
+def test_unfinished_thoughts_are_shown_where_there_are_any():
+    def rows(*counts):
+        return [
+            baseline_row(f"m{n}", "news", scores(unfinished_thoughts=count), NOW)
+            for n, count in enumerate(counts)
+        ]
+
+    first, second = table(as_tsv(rows(1200, 0)))
+    assert (first["unfinished_thoughts"], second["unfinished_thoughts"]) == ("1200", "")
+    assert "1,200" in cells(as_html(rows(1200, 0)), "m0")
+    assert "unfinished_thoughts" not in as_tsv(rows(0, 0))
 
 
 def test_names_are_escaped_in_html_alone():

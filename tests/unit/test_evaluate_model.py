@@ -12,11 +12,13 @@ import pytest
 from datasets import Dataset
 
 import evaluate_model
-from chats import family, row, talk, turn
+from chats import encoded, family, row, talk, turn
 from evaluate_model import evaluate_text, generate, judge, score, summary, write_predictions
-from finetune.generation import answer
+from finetune.encoding import IGNORED
+from finetune.generation import answer, read_answer
 from finetune.modeling import load_for_inference
 from finetune.records import SCHEMA
+from finetune.thoughts import said
 from finetune.tokenizer import load_tokenizer
 from scarce import scarce_memory
 
@@ -25,6 +27,10 @@ SETTINGS = {
     **{"system_prompt": None, "template_options": {}, "trust_remote_code": False},
 }
 CALL = {"type": "function", "function": {"name": "set", "arguments": {"to": 1}}}
+CALLS = {
+    "harmony": 'to=functions.setcommentary{"to": 1}',
+    "qwen3": 'yes<tool_call>\n{"name": "set", "arguments": {"to": 1}}\n</tool_call>',
+}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +92,19 @@ def test_the_reference_of_a_tool_call_is_what_the_template_writes(tmp_path):
     assert found["prompt"].endswith("<|start_header_id|>assistant<|end_header_id|>\n\n")
 
 
+@pytest.mark.parametrize("name", ["harmony", "qwen3"])
+@pytest.mark.parametrize("extra", [{}, {"reasoning": "one"}, {"tool_calls": [CALL]}])
+def test_what_is_trained_on_is_a_perfect_prediction(name, extra, tmp_path):
+    tokenizer = family(name)
+    prepared = row([turn("user", "on"), turn("assistant", "yes", **extra)], place="a:1")
+    [line] = evaluate_model.test_rows(written(tmp_path, prepared), {"a:1"}, tokenizer, SETTINGS)
+    [example] = encoded(tokenizer, prepared)
+    ids = [label for label in example.labels if label != IGNORED]
+    line["prediction"] = read_answer(ids, {ids[-1]}, tokenizer).text
+    assert judge([line], ["exact_match"]) == {"exact_match": 1}
+    assert said("", line["reference"]) == ("yes" if "tool_calls" not in extra else CALLS[name])
+
+
 # answers
 
 
@@ -125,11 +144,18 @@ def test_every_row_has_its_own_answer(loaded):
     assert (facts["generated_tokens"], facts["stopped_share"]) == (16, 0)
 
 
+@pytest.mark.parametrize(("prompt", "count"), [("what", 0), ("what\n<think>\n", 1)])
+def test_answers_that_end_inside_a_thought_are_counted(loaded, prompt, count):
+    """The tiny model closes none."""
+    _, facts = generate(*loaded, asked("yes", prompt), SETTINGS)
+    assert facts["unfinished_thoughts"] == count
+
+
 # judgement
 
 
 def judged(*pairs: tuple[str, str], metrics: tuple[str, ...] = ("exact_match",)) -> dict:
-    lines = [{"prediction": given, "reference": wanted} for given, wanted in pairs]
+    lines = [{"prompt": "on", "prediction": given, "reference": wanted} for given, wanted in pairs]
     return judge(lines, list(metrics))
 
 
@@ -142,8 +168,30 @@ def test_thoughts_are_not_judged_on_either_side(given, wanted):
     assert judged((given, wanted), (f"{THOUGHT}no", wanted)) == {"exact_match": 0.5}
 
 
-def test_a_thought_that_never_ends_is_an_answer():
-    assert judged(("<think>\nyes", "yes")) == {"exact_match": 0}
+@pytest.mark.parametrize(
+    ("prompt", "given", "thought"),
+    [
+        ("on", "<think>\nyes", True),
+        ("on", "\n<think>", True),
+        ("on", f"{THOUGHT}<think>\nyes", True),
+        ("on\n<think>\n", "yes", True),
+        ("on\n<think>\n", "hm\n</think>\n\nyes", False),
+        ("on\n<think>\n\n</think>\n\n", "yes", False),
+        ("<think> is a tag. on", "yes", False),
+        ("on", "yes", False),
+    ],
+)
+def test_a_thought_that_never_ends_is_no_answer(prompt, given, thought):
+    """ROUGE would find the reference in it."""
+    line = {"prompt": prompt, "prediction": given, "reference": "yes"}
+    scores = judge([line], ["exact_match", "rouge"])
+    assert scores == {"exact_match": not thought, "rouge_l": not thought}
+    assert (said(prompt, given) is None) is thought
+
+
+def test_a_tag_within_an_answer_opens_no_thought():
+    assert judged(("Write <think>", "Write <think>"), ("a", "")) == {"exact_match": 0.5}
+    assert said("on", "Write <think>") == "Write <think>"
 
 
 def test_each_prediction_is_judged_by_its_own_reference():
@@ -186,3 +234,12 @@ def test_the_summary_says_how_many_prompts_got_no_answer():
     assert summary(scores) == "loss 1.0000, exact_match 50.0%"
     text = "loss 1.0000, exact_match 50.0%, 3 prompts fill the context and got no answer"
     assert summary(scores | {"prompts_too_long": 3}) == text
+
+
+def test_the_summary_says_how_many_answers_ended_inside_a_thought():
+    scores = {"loss": 1, "exact_match": 0.5, "unfinished_thoughts": 0}
+    assert summary(scores) == "loss 1.0000, exact_match 50.0%"
+    assert summary(scores | {"unfinished_thoughts": 3}) == (
+        "loss 1.0000, exact_match 50.0%, 3 answers ended inside a thought and count as empty: "
+        "raise evaluation.max_new_tokens, or set template_options: {enable_thinking: false}"
+    )

@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig
 
+from chats import family
 from finetune.generation import Answer, answer, read_answer, stop_ids
 from finetune.modeling import load_for_inference
 from finetune.tokenizer import load_tokenizer
@@ -18,6 +19,8 @@ PROMPTS = [
     "turn on the lamp",
 ]
 LENGTH = 12
+THOUGHT = "<think>\nhm\nso\n</think>\n\n"
+CALLED = f"{THOUGHT} to=fcommentary1"
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +104,40 @@ def test_an_answer_stops_at_the_end_token_and_not_before(model, tokenizer, monke
 def test_reading_an_answer(tokenizer, ids, expected):
     assert tokenizer.convert_tokens_to_ids("yes") == 287
     assert read_answer(ids, {2}, tokenizer) == expected
+
+
+FINAL = "<|channel|>final<|message|>"
+ANALYSIS = "<|channel|>analysis<|message|>"
+NEXT = "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (f"{FINAL}yes<|return|>", "yes"),
+        (f"{ANALYSIS}hm\nso<|end|><|start|>assistant{FINAL}yes<|return|>", f"{THOUGHT}yes"),
+        (f"{ANALYSIS}hm\nso", "<think>\nhm\nso"),  # at max_new_tokens
+        (f"{ANALYSIS}one{NEXT}{ANALYSIS}two", "<think>\none\n</think>\n\n<think>\ntwo"),
+        (f"{ANALYSIS}hm\nso{NEXT} to=f<|channel|>commentary<|message|>1<|call|>", CALLED),
+        (f"{FINAL}about the analysis channel<|return|>", "about the analysis channel"),
+        ("yes<|return|>", "yes"),
+    ],
+)
+def test_channels_of_harmony_are_a_thought_and_an_answer(written, expected):
+    tokenizer = family("harmony")
+    ids = tokenizer(written, add_special_tokens=False)["input_ids"]
+    stops = set(tokenizer.convert_tokens_to_ids(["<|return|>", "<|call|>"]))
+    assert read_answer(ids, stops, tokenizer).text == expected
+
+
+def test_a_thought_of_gemma_4_is_read_before_its_special_tokens_are_dropped():
+    tokenizer = family("gemma3")
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|channel>", "<channel|>"]})
+    ids = tokenizer("<|channel>thought\nhm<channel|>yes<eos>", add_special_tokens=False)[
+        "input_ids"
+    ]
+    text = read_answer(ids, {tokenizer.eos_token_id}, tokenizer).text
+    assert text == "<think>\nhm\n</think>\n\nyes"
 
 
 def test_stop_ids_are_one_or_several(model, monkeypatch):

@@ -102,7 +102,7 @@ CELLS = {
     "before cutting: p99": ["1,811", "400", "400"],
     "longest": ["511", "480", "480"],
     "EOS tokens": ["26,000", "2,000", "2,000"],
-    "empty thoughts (turns)": ["77", "0", "0"],
+    "empty thoughts that are learned": ["77", "0", "0"],
     "packing": ["not asked for"],
     "padding, rows in random order": ["41.0%"],
 }
@@ -145,7 +145,7 @@ def test_figures_of_answers_are_left_out_for_labelled_rows():
     gone = {
         "supervised",
         "end a turn, of those not cut at the end",
-        "empty thoughts (turns)",
+        "empty thoughts that are learned",
         "left out: nothing to learn from",
         "made into several examples, since the template rewrites earlier turns",
     }
@@ -194,6 +194,14 @@ def test_the_verdict_comes_first_and_in_words():
         body = [e for e in shown.elements if e["in"] == ["html", "body"]]
         assert [e["tag"] for e in body[:1]] == ["h1"]
         assert body[1]["attrs"]["class"].startswith("verdict")
+
+
+def test_a_note_stands_below_the_verdict():
+    shown = page(FULL)
+    body = [e for e in shown.elements if e["in"] == ["html", "body"]]
+    assert [e["tag"] for e in body[:4]] == ["h1", "p", "p", "h2"]
+    assert shown.texts("p")[1].startswith("Note: 77 training answers begin with an empty thought")
+    assert not any(text.startswith("Note:") for text in page(lint()).texts("p"))
 
 
 def test_the_page_is_whole_and_accessible():

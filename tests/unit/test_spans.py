@@ -105,11 +105,32 @@ def test_answers_are_put_together_where_the_text_is_one(chatml):
     assert "⟦b<|im_end|>⟧" in found[1]
 
 
-def test_empty_thoughts_are_counted():
-    tokenizer = family("qwen3")
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+def test_empty_thoughts_that_are_learned_are_counted(train_on):
     talks = [Conversation(turns("on", "yes", "off", "no"), learned=(1, 3))]
-    assert render_conversations(tokenizer, talks, "completions", {})[0].empty_thoughts == 2
-    assert render_conversations(tokenizer, talks, "all", {})[0].empty_thoughts == 1
+
+    def count(**options):
+        [rendered] = render_conversations(family("qwen3"), talks, train_on, options)
+        return rendered.empty_thoughts
+
+    assert count() == (2 if train_on == "completions" else 1)
+    assert count(enable_thinking=False) == 0
+
+
+def test_an_empty_thought_that_the_prompt_opens_is_learned_to_its_end_and_counted(chatml):
+    """As with Qwen3.5, which thinks by default."""
+    chatml.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\n' }}"
+        "{{ '<think>\n\n</think>\n\n' if m.role == 'assistant' }}{{ m.content }}<|im_end|>"
+        "{% endfor %}{{ '<|im_start|>assistant\n<think>\n' if add_generation_prompt }}"
+    )
+    assert marked(chatml, encoded(chatml, row(talk("on", "yes")))) == [
+        "<|im_start|>user\non<|im_end|><|im_start|>assistant\n<think>\n"
+        "⟦\n</think>\n\nyes<|im_end|>⟧"
+    ]
+    talks = [Conversation(turns("on", "yes", "off", "</think> is a tag"), learned=(1, 3))]
+    for train_on in ("completions", "all"):
+        assert render_conversations(chatml, talks, train_on, {})[0].empty_thoughts == 2
 
 
 def test_an_empty_thought_after_a_line_break(chatml):
@@ -120,7 +141,7 @@ def test_an_empty_thought_after_a_line_break(chatml):
         "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
     )
     assert marked(chatml, encoded(chatml, row(talk("on", "yes")))) == [
-        "<|im_start|>user\non<|im_end|><|im_start|>assistant\n<think>\n</think>⟦yes<|im_end|>⟧"
+        "<|im_start|>user\non<|im_end|><|im_start|>assistant⟦\n<think>\n</think>yes<|im_end|>⟧"
     ]
 
 
@@ -134,8 +155,8 @@ def test_the_empty_thought_of_a_turn_of_weight_0_is_not_trained_on(chatml):
     [text] = marked(chatml, encoded(chatml, prepared, train_on="all"))
     assert text == (
         "<|im_start|>⟦user\non<|im_end|>\n<|im_start|>assistant\n⟧<think>\n\n</think>\nyes"
-        "<|im_end|>⟦\n<|im_start|>user\noff<|im_end|>\n<|im_start|>assistant\n⟧<think>\n\n"
-        "</think>\n⟦no<|im_end|>⟧"
+        "<|im_end|>⟦\n<|im_start|>user\noff<|im_end|>\n<|im_start|>assistant\n<think>\n\n"
+        "</think>\nno<|im_end|>⟧"
     )
 
 

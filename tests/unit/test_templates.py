@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from chats import FAMILIES, encoded, family, marked, row, talk, turn
-from finetune.chat import TemplateError
+from finetune.chat import TemplateError, conversation, prompt_text
 from finetune.examples import encode_conversation
 
 SET = {"type": "function", "function": {"name": "set"}}
@@ -52,6 +52,7 @@ REFUSED = "refuses a row with the turns {}: "
 DIFFERENT = "opens an answer in another way than it writes one"
 REWRITES = "rewrites earlier turns, so a turn of weight 0 cannot be left out"
 NO_CALLS = "leaves out the tool calls of an answer"
+NO_THOUGHT = "leaves out the reasoning of an answer"
 
 
 LLAMA_DATE = "Today Date: 26 Jul 2024\n\n"
@@ -95,7 +96,7 @@ EXPECTED = {
             '⟦{"name": "set", "parameters": {"to": 1}}<|eot_id|>⟧'
             f'<|start_header_id|>ipython<|end_header_id|>\n\n"one"{LLAMA_OPEN}⟦yes<|eot_id|>⟧'
         ],
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [
             f"{LLAMA}<|eot_id|>{LLAMA_USER}turn on{LLAMA_OPEN}⟦yes<|eot_id|>⟧"
             f"{LLAMA_USER}off{LLAMA_OPEN}no<|eot_id|>{LLAMA_USER}what{LLAMA_OPEN}⟦one<|eot_id|>⟧"
@@ -115,29 +116,29 @@ EXPECTED = {
         ],
     },
     "qwen3": {
-        "one turn": [f"{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧"],
+        "one turn": [f"{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧"],
         "two turns": [
-            f"{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧",
-            f"{QWEN_ON}yes{QWEN_OFF}{EMPTY}⟦no<|im_end|>⟧",
+            f"{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧",
+            f"{QWEN_ON}yes{QWEN_OFF}⟦{EMPTY}no<|im_end|>⟧",
         ],
         "system": [
-            f"<|im_start|>system\nBe short.<|im_end|>\n{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧",
+            f"<|im_start|>system\nBe short.<|im_end|>\n{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧",
         ],
         "tools": [
-            f"{QWEN_TOOLS}{QWEN_ON}{EMPTY}⟦{QWEN_CALL}<|im_end|>⟧",
+            f"{QWEN_TOOLS}{QWEN_ON}⟦{EMPTY}{QWEN_CALL}<|im_end|>⟧",
             f"{QWEN_TOOLS}{QWEN_ON}{QWEN_CALL}<|im_end|>\n<|im_start|>user\n<tool_response>\none\n"
-            f"</tool_response><|im_end|>\n<|im_start|>assistant\n{EMPTY}⟦yes<|im_end|>⟧",
+            f"</tool_response><|im_end|>\n<|im_start|>assistant\n⟦{EMPTY}yes<|im_end|>⟧",
         ],
         "reasoning": [
             f"{QWEN_ON}⟦<think>\none\n</think>\n\nyes<|im_end|>⟧",
             f"{QWEN_ON}yes{QWEN_OFF}⟦<think>\ntwo\n</think>\n\nno<|im_end|>⟧",
         ],
         "weight 0": [
-            f"{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧",
-            f"{QWEN_ON}yes{QWEN_OFF}no{QWEN_WHAT}{EMPTY}⟦one<|im_end|>⟧",
+            f"{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧",
+            f"{QWEN_ON}yes{QWEN_OFF}no{QWEN_WHAT}⟦{EMPTY}one<|im_end|>⟧",
         ],
-        "last turn": [f"{QWEN_ON}yes{QWEN_OFF}{EMPTY}⟦no<|im_end|>⟧"],
-        "all": [f"<|im_start|>⟦{QWEN_ON[12:]}yes{QWEN_OFF}⟧{EMPTY}⟦no<|im_end|>⟧"],
+        "last turn": [f"{QWEN_ON}yes{QWEN_OFF}⟦{EMPTY}no<|im_end|>⟧"],
+        "all": [f"<|im_start|>⟦{QWEN_ON[12:]}yes{QWEN_OFF}{EMPTY}no<|im_end|>⟧"],
         "all, weight 0": REWRITES,
     },
     "gemma3": {
@@ -148,7 +149,7 @@ EXPECTED = {
             "⟦yes<end_of_turn>⟧"
         ],
         "tools": REFUSED.format("user, assistant, tool") + "Conversation roles must alternate",
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [
             f"<bos>{GEMMA_ON}⟦yes<end_of_turn>⟧\n{GEMMA_OFF}no<end_of_turn>\n"
             f"{GEMMA_WHAT}⟦one<end_of_turn>⟧"
@@ -201,7 +202,7 @@ EXPECTED = {
             f"⟦{MISTRAL_CALL}⟧",
             f'<s>[INST] turn on [/INST]{MISTRAL_CALL}[TOOL_RESULTS] "one"[/TOOL_RESULTS]⟦ yes</s>⟧',
         ],
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [
             "<s>[INST] turn on [/INST]⟦ yes</s>⟧[INST] off [/INST] no</s>"
             "[INST] what [/INST]⟦ one</s>⟧"
@@ -218,7 +219,7 @@ EXPECTED = {
         "two turns": [f"{ZEPHYR_ON}⟦yes</s>⟧{ZEPHYR_OFF}⟦no</s>⟧"],
         "system": [f"<|system|>\nBe short.</s>\n{ZEPHYR_ON}⟦yes</s>⟧"],
         "tools": NO_CALLS,
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [f"{ZEPHYR_ON}⟦yes</s>⟧{ZEPHYR_OFF}no</s>{ZEPHYR_WHAT}⟦one</s>⟧"],
         "last turn": [f"{ZEPHYR_ON}yes</s>{ZEPHYR_OFF}⟦no</s>⟧"],
         "all": [f"<|user|>⟦{ZEPHYR_ON[8:]}yes</s>{ZEPHYR_OFF}no</s>⟧"],
@@ -231,7 +232,7 @@ EXPECTED = {
         "two turns": [f"{PHI_ON}⟦yes{PHI_END}⟧", f"{PHI_ON}yes{PHI_OFF}⟦no{PHI_END}⟧"],
         "system": [f"<|system|>Be short.<|end|>{PHI_ON}⟦yes{PHI_END}⟧"],
         "tools": NO_CALLS,
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [
             f"{PHI_ON}⟦yes{PHI_END}⟧",
             f"{PHI_ON}yes{PHI_OFF}no{PHI_WHAT}⟦one{PHI_END}⟧",
@@ -245,7 +246,7 @@ EXPECTED = {
         "two turns": ["user: turn on\nassistant:⟦ yes⟧\nuser: off\nassistant:⟦ no</s>⟧"],
         "system": ["system: Be short.\nuser: turn on\nassistant:⟦ yes</s>⟧"],
         "tools": NO_CALLS,
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [
             "user: turn on\nassistant:⟦ yes⟧\nuser: off\nassistant: no\n"
             "user: what\nassistant:⟦ one</s>⟧"
@@ -262,7 +263,7 @@ EXPECTED = {
         "two turns": [f"{QWEN_ON}⟦yes<|im_end|>⟧{QWEN_OFF[10:]}⟦no<|im_end|>⟧"],
         "system": [f"<|im_start|>system\nBe short.<|im_end|>\n{QWEN_ON}⟦yes<|im_end|>⟧"],
         "tools": NO_CALLS,
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": [f"{QWEN_ON}⟦yes<|im_end|>⟧{QWEN_OFF[10:]}no{QWEN_WHAT}⟦one<|im_end|>⟧"],
         "last turn": [f"{QWEN_ON}yes{QWEN_OFF}⟦no<|im_end|>⟧"],
         "all": [f"<|im_start|>⟦{QWEN_ON[12:]}yes{QWEN_OFF}no<|im_end|>⟧"],
@@ -275,7 +276,7 @@ EXPECTED = {
         "two turns": ["turn on\n⟦yes</s>⟧off\n⟦no</s>⟧"],
         "system": ["Be short.\nturn on\n⟦yes</s>⟧"],
         "tools": NO_CALLS,
-        "reasoning": "two turns",
+        "reasoning": NO_THOUGHT,
         "weight 0": ["turn on\n⟦yes</s>⟧off\nno</s>what\n⟦one</s>⟧"],
         "last turn": ["turn on\nyes</s>off\n⟦no</s>⟧"],
         "all": ["turn⟦ on\nyes</s>off\nno</s>⟧"],
@@ -297,7 +298,6 @@ def tokenizer(name):
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_trained_on(name, tokenizer, case):
     expected = EXPECTED[name][case]
-    expected = EXPECTED[name].get(expected, expected) if isinstance(expected, str) else expected
     prepared, options = CASES[case]
     if isinstance(expected, list):
         assert marked(tokenizer, encoded(tokenizer, prepared, **options)) == expected
@@ -327,6 +327,49 @@ def test_qwen_without_thinking_is_served_the_empty_thought():
     assert text == f"{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧"
 
 
+@pytest.mark.parametrize("options", [{}, {"enable_thinking": False}, {"enable_thinking": True}])
+@pytest.mark.parametrize("train_on", ["completions", "all"])
+def test_what_follows_the_prompt_of_evaluation_is_what_is_trained_on(options, train_on):
+    """An empty thought too, if the prompt does not hold it: nothing else could teach to skip it."""
+    tokenizer = family("qwen3")
+    prompt = prompt_text(tokenizer, conversation(ONE, None, "all"), options)
+    [text] = marked(tokenizer, encoded(tokenizer, ONE, train_on, **options))
+    given = "enable_thinking" in options and not options["enable_thinking"]
+    assert prompt == QWEN_ON + (EMPTY if given else "")
+    learned = text.rpartition("⟦")[2] if given else text[text.index("<think>") :]
+    assert learned == ("" if given else EMPTY) + "yes<|im_end|>⟧"
+    assert text.replace("⟦", "").replace("⟧", "").startswith(prompt)
+
+
+@pytest.mark.parametrize("train_on", ["completions", "last-turn", "all"])
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_advice_where_a_template_knows_no_reasoning(key, train_on):
+    turns = [turn("user", "turn on"), turn("assistant", "yes", **{key: "one "})]
+    assert encoded(family("harmony"), row(turns), train_on)
+    with pytest.raises(TemplateError) as error:
+        encoded(family("llama3"), row(turns), train_on)
+    assert str(error.value) == (
+        "the chat template leaves out the reasoning of an answer, so it would not be learned; set "
+        "a `chat_template` that writes it, or take it out of the rows (`reasoning_content`, "
+        "`reasoning`, `thinking`)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"), [({"reasoning": "one"}, NO_THOUGHT), ({"tool_calls": [CALL]}, NO_CALLS)]
+)
+def test_an_earlier_turn_of_train_on_all_is_looked_at_too(extra, expected):
+    """The last turn of the text that ends with it: a template may drop it from longer ones. That
+    the list of tools names the function is no call."""
+    turns = [turn("user", "set two"), turn("assistant", "yes", **extra), *talk("off", "no")]
+    prepared = row(turns, tools=json.dumps([SET]))
+    chatml = family("chatml")
+    chatml.chat_template = "{{ tools }}" + chatml.chat_template
+    assert encoded(family("qwen3"), prepared, "all")
+    with pytest.raises(TemplateError, match=expected):
+        encoded(chatml, prepared, "all")
+
+
 def test_qwen_with_thinking_writes_thoughts_of_either_form():
     tokenizer = family("qwen3")
     thought = "<think>\none\n</think>\n\n"
@@ -344,24 +387,18 @@ def test_qwen_without_thinking_refuses_a_row_with_thoughts():
         encoded(family("qwen3"), CASES["reasoning"][0], enable_thinking=False)
 
 
-def test_an_empty_thought_of_the_row_itself_is_trained_on():
-    tokenizer = family("qwen3")
-    own = row(talk("turn on", EMPTY + "yes"))
-    assert marked(tokenizer, encoded(tokenizer, own)) == [f"{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧"]
-
-
 @pytest.mark.parametrize("thought", ["", "\n"])
 def test_reasoning_that_says_nothing_is_an_empty_thought_of_the_template(thought):
     tokenizer = family("qwen3")
     turns = [turn("user", "turn on"), turn("assistant", "yes", reasoning_content=thought)]
-    assert marked(tokenizer, encoded(tokenizer, row(turns))) == [f"{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧"]
+    assert marked(tokenizer, encoded(tokenizer, row(turns))) == [f"{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧"]
 
 
 def test_tools_of_an_answer_without_tool_calls_are_passed_on_too():
     tokenizer = family("qwen3")
     prepared = row(talk("turn on", "yes"), tools=json.dumps([SET]))
     [text] = marked(tokenizer, encoded(tokenizer, prepared))
-    assert text == QWEN_TOOLS + f"{QWEN_ON}{EMPTY}⟦yes<|im_end|>⟧"
+    assert text == QWEN_TOOLS + f"{QWEN_ON}⟦{EMPTY}yes<|im_end|>⟧"
 
 
 @pytest.mark.parametrize("tools", [None, "[]"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from finetune.checks import failed_checks
+from finetune.checks import failed_checks, notices
 from finetune.cli import read_settings, run_script, say
 from finetune.files import read_json, write_aside
 from finetune.lint_page import lint_page
@@ -29,6 +29,8 @@ def main() -> None:
         aside.write_text(lint_page(args.title, lint, failed), encoding="utf-8")
     verdict = f"failed checks: {len(failed)}" if failed else "all checks passed"
     say(f"check_data: {args.title}: {verdict}; see {args.output}")
+    for notice in notices(lint):
+        say(f"check_data: {args.title}: {notice}")
 
 
 if __name__ == "__main__":

@@ -177,6 +177,7 @@ def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list[d
     """The rows with greedy answers, and how fast they came. A row whose prompt fills the model's
     context is left out and counted."""
     from finetune.generation import answer
+    from finetune.thoughts import said
 
     started = time.monotonic()
     answers = answer(
@@ -195,26 +196,25 @@ def generate(model, tokenizer, rows: list[dict], settings: dict) -> tuple[list[d
     lines = [row | {"prediction": a.text, "stopped": a.stopped} for row, a in answered]
     return lines, facts | {
         "stopped_share": sum(a.stopped for _, a in answered) / len(answered),
+        "unfinished_thoughts": sum(said(row["prompt"], a.text) is None for row, a in answered),
         "generated_tokens": count,
         "generated_tokens_per_second": count / seconds,
     }
 
 
 def judge(lines: list[dict], names: list[str]) -> dict[str, float]:
-    """The dataset's metrics on generated text, thoughts left out."""
+    """The dataset's metrics on generated text, thoughts left out. Nothing is said after a thought
+    that does not end."""
+    from finetune.thoughts import said
+
     pairs = {
-        "predictions": [without_thought(line["prediction"]) for line in lines],
-        "references": [without_thought(line["reference"]) for line in lines],
+        "predictions": [said(line["prompt"], line["prediction"]) or "" for line in lines],
+        "references": [said("", line["reference"]) or "" for line in lines],
     }
     results: dict[str, float] = {}
     for name in names:
         results |= load_metric(name).compute(**pairs)
     return results
-
-
-def without_thought(text: str) -> str:
-    """What is said after a thought."""
-    return text.rpartition("</think>")[2].lstrip("\n") if "</think>" in text else text
 
 
 def write_predictions(path: Path, lines: list[dict]) -> None:
@@ -228,6 +228,11 @@ def summary(results: dict) -> str:
     shown = [f"{name} {results[name]:.1%}" for name in names if name in results]
     if skipped := results.get("prompts_too_long"):
         shown.append(f"{skipped} prompts fill the context and got no answer")
+    if thoughts := results.get("unfinished_thoughts"):
+        shown.append(
+            f"{thoughts} answers ended inside a thought and count as empty: raise "
+            "evaluation.max_new_tokens, or set template_options: {enable_thinking: false}"
+        )
     return ", ".join([f"loss {results['loss']:.4f}", *shown])
 
 

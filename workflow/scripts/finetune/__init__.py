@@ -5,7 +5,7 @@ By the part of the chain that uses them:
 config      config, config_errors, stages (which keys trigger which rule)
 models      sources, hub, architecture, tokenizer, weights
 data        places, readers, json_text, utf8, values, formats, conversations, records, splits, tally
-tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolation
+tokens      chat, thoughts, spans, encoding, examples, tokens, packing, pack_split, isolation
 data check  lint, checks, lint_page
 plan        outlook, shapes, memory, activations, host, devices, gpu_models, batch, fitting,
             advice, neighbours, refusals, calibration, resources

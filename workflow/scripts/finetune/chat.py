@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from finetune.cli import UserError
+from finetune.thoughts import readable
 
 Messages = list[dict[str, Any]]
 
@@ -111,4 +112,4 @@ def reference_text(
         return last["content"]
     text = render(tokenizer, [(talk, count, False)], options)[id(talk), count, False]
     ids = tokenizer(text[len(prompt) :], add_special_tokens=False)["input_ids"]
-    return tokenizer.decode(ids, skip_special_tokens=True).strip()
+    return readable(tokenizer, ids).strip()

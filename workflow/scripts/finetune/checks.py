@@ -82,6 +82,19 @@ def failed_checks(lint: dict, checks: dict) -> list[str]:
     return [line for line in lines if line]
 
 
+def notices(lint: dict) -> list[str]:
+    """What passes, but has to be chosen: one line each."""
+    count = lint["train"]["empty_thoughts"]
+    if count == 0 or "enable_thinking" in lint["settings"]["template_options"]:
+        return []
+    return [
+        f"{count:,} training answers begin with an empty thought of the chat template's, which "
+        "their prompts do not hold: the model learns to write it, and thinks no more. Set "
+        "template_options: {enable_thinking: false} under the model to put it into the prompts "
+        "(evaluate and serve it so too; thinking stays as it was), or true if that is meant."
+    ]
+
+
 def check(gate: Gate, lint: dict, limit: float) -> str | None:
     """The line, if the gate fails. A share that equals the limit passes."""
     part, whole = gate.counts(lint)

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from finetune.encoding import tokenize
 from finetune.halving import in_halves
 from finetune.sampling import by_length
+from finetune.thoughts import readable
 
 
 @dataclass(frozen=True)
@@ -104,5 +105,4 @@ def read_answer(ids: list[int], stops: set[int], tokenizer: PreTrainedTokenizerB
     """Cut at the first end token; what follows is padding."""
     end = next((i for i, token in enumerate(ids) if token in stops), None)
     kept = ids if end is None else ids[:end]
-    text = tokenizer.decode(kept, skip_special_tokens=True)
-    return Answer(text, tokens=len(kept), stopped=end is not None)
+    return Answer(readable(tokenizer, kept), tokens=len(kept), stopped=end is not None)

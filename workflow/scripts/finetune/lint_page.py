@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from itertools import count
 
-from finetune.checks import CAUSAL
+from finetune.checks import CAUSAL, notices
 from finetune.pages import render
 from finetune.splits import SPLITS
 
@@ -21,6 +21,7 @@ def lint_page(title: str, lint: dict, failed: list[str]) -> str:
         title=f"Data check: {title}",
         lint=lint,
         failed=failed,
+        notices=notices(lint),
         splits=SPLITS,
         causal=lint["task"] == CAUSAL,
         made_with=made_with(lint["settings"]),

@@ -1,14 +1,15 @@
 """Which parts of a rendered conversation are trained on.
 
 Assistant spans are found by prefix rendering: the text of the turns before an answer, with the
-header that opens it, must be a prefix of the text with the answer. Chat templates of most released
-models have no `{% generation %}` block, so a mask from the template itself would be all zeros.
-Positions decide, never token ids: a pad token that equals EOS cannot unmask or mask anything.
+header that opens it, must be a prefix of the text with the answer. A server's prompt ends there, so
+all that follows is trained on: an empty thought of the template's too, if its prompts hold none.
+Chat templates of most released models have no `{% generation %}` block, so a mask from the template
+itself would be all zeros. Positions decide, never token ids: a pad token that equals EOS cannot
+unmask or mask anything.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,10 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from finetune.chat import Conversation, Job, TemplateError, render
+from finetune.thoughts import EMPTY_THOUGHT, KEYS, SKIPPED, is_skipped, reasoning
 
 Piece = tuple[str, bool]
 """A run of text, and whether it is trained on."""
-
-EMPTY_THOUGHT = re.compile(r"(<think>\s*</think>\n*)")
-"""What templates write before an answer without a thought. To learn it is to unlearn thinking."""
 
 LETTERS = 10_000_000
 """About as many are rendered at once, if no conversation has more."""
@@ -35,12 +34,10 @@ class Answer:
     """All text that a server would send to get it, the header that opens it included."""
     until: str
     """All text up to its end."""
-    masked: int = 0
-    """Characters at its start that are not trained on: an empty thought of the template's own."""
 
     @property
     def start(self) -> int:
-        return len(self.before) + self.masked
+        return len(self.before)
 
     @property
     def end(self) -> int:
@@ -55,8 +52,12 @@ class Rendered:
     examples: list[list[Piece]]
     """One, unless the template rewrites earlier turns (drops their thoughts, say): then each
     answer is learned after the very text that a server would send for it."""
-    empty_thoughts: int
-    """Answers before which the template wrote one."""
+
+    @property
+    def empty_thoughts(self) -> int:
+        """How many are trained on."""
+        learned = (text for example in self.examples for text, learned in example if learned)
+        return sum(len(SKIPPED.findall(text)) for text in learned)
 
 
 def render_conversations(
@@ -90,11 +91,16 @@ def groups(talks: Iterable[Conversation]) -> Iterator[list[Conversation]]:
 
 def wanted_texts(talks: list[Conversation], train_on: str) -> Iterator[Job]:
     for talk in talks:
-        for turn in skipped(talk) if train_on == "all" else talk.learned:
+        for turn in needed(talk) if train_on == "all" else talk.learned:
             yield talk, turn, True
             yield talk, turn + 1, False
-        if train_on == "all":
-            yield talk, len(talk.messages), False
+
+
+def needed(talk: Conversation) -> list[int]:
+    """Turns of `train_on: all` that are looked at by themselves: the last, with which the text is
+    whole, those of weight 0, and those that a template may not write whole."""
+    told = {i for i in talk.learned if reasoning(m := talk.messages[i]) or "tool_calls" in m}
+    return sorted({*skipped(talk), *told, len(talk.messages) - 1})
 
 
 def skipped(talk: Conversation) -> list[int]:
@@ -112,7 +118,7 @@ def answer_examples(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
         fitting = [answer for answer in waiting if text.startswith(answer.until)]
         examples.append(cut(text, fitting))
         waiting = [answer for answer in waiting if not text.startswith(answer.until)]
-    return Rendered(examples[::-1], sum(answer.masked > 0 for answer in found))
+    return Rendered(examples[::-1])
 
 
 def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -> list[Answer]:
@@ -123,29 +129,30 @@ def answers(talk: Conversation, turns: Iterable[int], texts: dict[tuple, str]) -
             raise TemplateError(
                 "the chat template opens an answer in another way than it writes one, so the "
                 "assistant's tokens cannot be told apart; set `chat_template: chatml` or `plain` "
-                "under the model, or `template_options` if it has a switch for that"
+                "under the model, or `template_options` if it has a switch for that, such as "
+                "`enable_thinking`"
             )
-        check_calls(talk.messages[turn], until[len(before) :])
-        masked = empty_thought(talk.messages[turn], until[len(before) :])
-        found.append(Answer(before, until, masked))
+        check_whole(talk, turn, texts)
+        found.append(Answer(before, until))
     return found
 
 
-def check_calls(message: dict[str, Any], text: str) -> None:
-    """Many templates know no tool calls. What they write instead is an empty answer."""
-    for call in message.get("tool_calls") or ():
-        if call["function"]["name"] not in text:
-            raise TemplateError(
-                "the chat template leaves out the tool calls of an answer, so it would be learned "
-                "empty; set a `chat_template` that writes them, or leave such rows out"
-            )
-
-
-def empty_thought(message: dict[str, Any], text: str) -> int:
-    """The length of an empty thought that the template wrote by itself."""
-    found = EMPTY_THOUGHT.match(text, len(text) - len(text.lstrip()))
-    own = message["content"].lstrip().startswith("<think>")
-    return found.end() if found and not own else 0
+def check_whole(talk: Conversation, turn: int, texts: dict[tuple, str]) -> None:
+    """Many templates know no tool calls, and what they write instead is an empty answer; many
+    know no reasoning, and write the answer without."""
+    message = talk.messages[turn]
+    text = texts[id(talk), turn + 1, False].removeprefix(texts[id(talk), turn, True])
+    if any(call["function"]["name"] not in text for call in message.get("tool_calls") or ()):
+        raise TemplateError(
+            "the chat template leaves out the tool calls of an answer, so it would be learned "
+            "empty; set a `chat_template` that writes them, or leave such rows out"
+        )
+    if reasoning(message) not in text:
+        raise TemplateError(
+            "the chat template leaves out the reasoning of an answer, so it would not be learned; "
+            "set a `chat_template` that writes it, or take it out of the rows "
+            f"({', '.join(f'`{key}`' for key in KEYS)})"
+        )
 
 
 def cut(text: str, spans: list[Answer]) -> list[Piece]:
@@ -158,8 +165,11 @@ def cut(text: str, spans: list[Answer]) -> list[Piece]:
 
 
 def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
-    """`train_on: all`: everything but the turns of weight 0, and empty thoughts."""
-    text = texts[id(talk), len(talk.messages), False].rstrip("\n ")
+    """`train_on: all`: everything but the turns of weight 0, and empty thoughts that are given."""
+    for turn in needed(talk):
+        check_whole(talk, turn, texts)
+    last = len(talk.messages) - 1
+    text = texts[id(talk), last + 1, False].rstrip("\n ")
     left_out = answers(talk, skipped(talk), texts)
     if not all(text.startswith(answer.until.rstrip("\n ")) for answer in left_out):
         raise TemplateError(
@@ -167,9 +177,9 @@ def whole_example(talk: Conversation, texts: dict[tuple, str]) -> Rendered:
             "of `train_on: all`; use `train_on: completions`"
         )
     rest = text[left_out[-1].end if left_out else 0 :]
+    given = is_skipped(texts[id(talk), last, True])
     pieces: list[Piece] = []
     for piece, masked in (*cut(text, left_out), (rest, False)):
-        parts = EMPTY_THOUGHT.split(piece)  # every second is a thought
+        parts = EMPTY_THOUGHT.split(piece) if given else [piece]  # every second is a thought
         pieces += [(part, not masked and not i % 2) for i, part in enumerate(parts) if part]
-    thoughts = len(EMPTY_THOUGHT.findall(text))
-    return Rendered([pieces], thoughts)
+    return Rendered([pieces])
