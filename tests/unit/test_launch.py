@@ -84,7 +84,7 @@ def test_another_number_of_gpus_is_said_with_the_new_split(
     plan, granted, micro, text, tmp_path, capsys
 ):
     assert micro_batch(granted, plan, tmp_path) == micro
-    assert capsys.readouterr().err == (f"launch: micro-batch x accumulation x processes = {text}\n")
+    assert capsys.readouterr().err == f"micro-batch x accumulation x processes = {text}\n"
 
 
 def test_what_memory_did_not_suffice_for_before_is_not_tried_again(tmp_path, capsys):
@@ -395,7 +395,7 @@ def test_a_line_that_cannot_be_written_fails_no_finished_run(tmp_path, capsys):
     )
     launch.keep_for_later(args, {})
     said = capsys.readouterr().err
-    assert "launch: no later plan learns from this run" in said
+    assert "no later plan learns from this run" in said
     assert "FileNotFoundError" in said
     assert not args.calibration.exists()
 

@@ -231,7 +231,7 @@ def test_oversubscription_is_allowed_with_a_warning(capsys) -> None:
     assert plan["memory"]["total"] > plan["memory"]["available"]
     assert split_of(plan) == (1, 16, True)
     said = capsys.readouterr().err
-    assert said.startswith("plan_run: WARNING: needs about ")
+    assert said.startswith("WARNING: needs about ")
     assert "started all the same: allow_oversubscription" in said
 
 
@@ -415,9 +415,9 @@ def plan(tmp_path, monkeypatch):
             command += [f"--{name}", str(tmp_path / f"{name}.json")]
         command += ["--pretrained", str(tmp_path / "pretrained")]
         command += ["--calibration", str(tmp_path / "calibration.jsonl")]
-        monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "plan.json")])
+        monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "tight/plan.json")])
         plan_run.main()
-        return json.loads((tmp_path / "plan.json").read_text())
+        return json.loads((tmp_path / "tight/plan.json").read_text())
 
     return run
 
@@ -444,7 +444,7 @@ def test_plan_of_a_run(plan, capsys) -> None:
     said = capsys.readouterr().err
     assert said.startswith(table(others))
     assert said.endswith(
-        f"plan_run: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB for "
+        f"plan_run tight: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB for "
         "each predicted (gpu_memory_gb), uncalibrated\n"
     )
 

@@ -124,12 +124,11 @@ def test_what_is_said_at_the_end(prepare, capsys) -> None:
     write("a.jsonl", pair("one"), pair("one"), pair("two"), "{")
     prepare("a.jsonl", max_rejects=0.5)
     left_out = "left out: 1 duplicates, 1 rejected"
-    assert (
-        capsys.readouterr().err == f"prepare_data: 2 train, 0 validation, 1 test rows; {left_out}\n"
-    )
+    said = f"prepare_data out: 2 train, 0 validation, 1 test rows; {left_out}\n"
+    assert capsys.readouterr().err == said
     write("b.jsonl", *map(pair, PROMPTS))
     stats, _ = prepare({"path": "b.jsonl", "weight": 0.5})
-    out = f"prepare_data: {stats['rows']['train']} train, 0 validation, 1 test rows; left out: "
+    out = f"prepare_data out: {stats['rows']['train']} train, 0 validation, 1 test rows; left out: "
     out += f"0 duplicates, 0 rejected, {300 - stats['rows']['train']} by weight\n"
     assert capsys.readouterr().err == out
 
@@ -490,7 +489,7 @@ def test_script_ends_with_one_line(tmp_path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == (
-        "ERROR prepare_data: 1 of 2 rows cannot be used, more than max_rejects 0.10% allows: "
+        "ERROR prepare_data out: 1 of 2 rows cannot be used, more than max_rejects 0.10% allows: "
         f"1 x {QUOTES} (e.g. a.jsonl:2). "
         "Mend them, or raise max_rejects under the dataset to leave them out.\n"
     )

@@ -86,7 +86,7 @@ def test_wrong_file_stops_before_a_gpu_is_asked_for(tiny_model: Path, tmp_path: 
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
     assert done.returncode == 1
     expected = "rows.jsonl has the columns: question, answer. Needed: `messages`, or `conv"
-    assert f"ERROR prepare_data: {expected}" in done.stdout
+    assert f"ERROR prepare_data lights: {expected}" in done.stdout
     assert "columns: {prompt: question, completion: answer}" in done.stdout
     assert "Training" not in done.stdout
 
@@ -114,7 +114,7 @@ def test_too_big_for_the_gpu_is_refused_by_the_plan(copied: Path, tiny_model: Pa
     make_project(copied, tiny_model, runs={"tiny-full": {"gpu_memory_gb": 0.5, "seed": 9}})
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=copied)
     assert done.returncode == 1
-    assert "ERROR plan_run: needs about 0.8 GB on each GPU, but each has 0.5" in done.stdout
+    assert "ERROR plan_run tiny-full: needs about 0.8 GB on each GPU, but each has 0.5" in done.stdout
     assert "The largest part is context (0.8 GB). No single change fits." in done.stdout
 
 

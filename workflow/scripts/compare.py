@@ -53,7 +53,7 @@ def main() -> None:
     write_text(args.output / "summary.html", as_html(rows, sections(runs, scores)))
     write_figure(args.output / "loss.svg", loss_figure(runs, curves, events))
     write_figure(args.output / "memory.svg", memory_figure(runs))
-    say(f"compare: runs: {len(runs)}, baselines: {len(baselines)}; see {args.output}")
+    say(f"runs: {len(runs)}, baselines: {len(baselines)}; see {args.output}")
 
 
 def named(text: str) -> tuple[str, Path]:

@@ -24,7 +24,7 @@ from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.backoff import micro_batch
 from finetune.checkpoints import check_space
-from finetune.cli import UserError, describe, read_settings, run_script, say
+from finetune.cli import UserError, describe, read_settings, run_script, say, speak_for
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
@@ -51,6 +51,7 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def main() -> None:
     block_stops()
     args = parse()
+    speak_for(args.output.parent.name)
     plan, state = read_json(args.plan), args.output.parent / "checkpoints"
     nodes = Nodes(plan["settings"]["nodes"], args.threads)
     check_nodes(args.gpus, nodes.count)
@@ -83,7 +84,7 @@ def keep_for_later(args: argparse.Namespace, plan: dict) -> None:
         calibration.append(args.calibration, line)
     except Exception as error:  # any: a job that fails now loses its finished model
         say(
-            f"launch: no later plan learns from this run, {args.calibration} could not be "
+            f"no later plan learns from this run, {args.calibration} could not be "
             f"written: {describe(error)}"
         )
 
@@ -99,7 +100,7 @@ def only_launch(folder: Path) -> Iterator[Path | None]:
             if error.errno not in NO_LOCKS:
                 raise
             say(
-                f"launch: the file system of {folder} has no file locks ({error.strerror}): start "
+                f"the file system of {folder} has no file locks ({error.strerror}): start "
                 "this run once only"
             )
             yield None
@@ -126,7 +127,7 @@ def leased(count: int, devices: list[str], nodes: int) -> Iterator[tuple[list[st
 def pause(seconds: float) -> None:
     """Wait for a device, but not after a stop."""
     if signal.sigtimedwait(STOPS, seconds):
-        say("launch: stopped before training began; the same command starts it")
+        say("stopped before training began; the same command starts it")
         sys.exit(STOPPED)
 
 

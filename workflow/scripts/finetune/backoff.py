@@ -51,7 +51,7 @@ def micro_batch(granted: int, plan: dict, state: Path) -> int:
     if granted != plan["world_size"]:
         before = f"{planned} x {plan['accumulation']} x {plan['world_size']}"
         say(
-            f"launch: micro-batch x accumulation x processes = {before} = {size} rows were "
+            f"micro-batch x accumulation x processes = {before} = {size} rows were "
             f"planned; with {granted} granted it is "
             f"{micro} x {split_batch(size, micro, granted)} x {granted}"
         )

@@ -97,7 +97,7 @@ def check_evaluation(settings: dict, shapes: Shapes, device: Device) -> None:
         f"x {device.available / GB:.1f} GB ({device.name}). "
     )
     if settings["allow_oversubscription"]:
-        say(f"plan_run: WARNING: {text}It is started all the same: allow_oversubscription.")
+        say(f"WARNING: {text}It is started all the same: allow_oversubscription.")
         return
     raise UserError(
         f"{text}Set `evaluation: {{gpus: {ceil(needed / device.available)}}}` under the dataset. "
