@@ -100,7 +100,7 @@ def test_a_killed_snakemake_finds_its_jobs_again(retrained: Work) -> None:
     outputs = [
         f"results/runs/tiny-qlora/{name}" for name in ("trained", "metrics.jsonl", "train.json")
     ]
-    assert "snakemake --cleanup-metadata " + " ".join(outputs) in " ".join(said.split())
+    assert "again with `--cleanup-metadata " + " ".join(outputs) in " ".join(said.split())
     assert work.start("--cleanup-metadata", *outputs).end(minutes=2)[0] == 0
     code, said = work.start(TRAINED).end(minutes=2)
     assert code == 0, said[-3000:]

@@ -316,7 +316,7 @@ LACKING = (
 @pytest.mark.parametrize(
     ("path", "content", "text"),
     [
-        ("a-qlora/train.json", None, "a-qlora/train.json is missing. Have it made: snakemake"),
+        ("a-qlora/train.json", None, "a-qlora/train.json is missing. Run your command"),
         ("a-qlora/metrics.jsonl", None, "a-qlora/metrics.jsonl is missing"),
         ("base/metrics.json", None, "base/metrics.json is missing"),
         ("a-qlora/evaluation/metrics.json", '{"loss": 1', "metrics.json is not JSON"),

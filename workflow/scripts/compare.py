@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finetune.class_tables import sections
-from finetune.cli import UserError, run_script, say
+from finetune.cli import UserError, run_again, run_script, say
 from finetune.figures import loss_figure, memory_figure
 from finetune.files import read_json, write_aside
 from finetune.provenance import code_commit
@@ -83,7 +83,7 @@ def load(path: Path, keys: tuple[str, ...]) -> dict:
     if missing := [key for key in keys if key not in record]:
         raise UserError(
             f"{path} lacks {', '.join(missing)}: other code wrote it. "
-            f"Have it made again: snakemake --force {path}"
+            f"{run_again(f'--forcerun {path}')}."
         )
     return record
 
@@ -103,10 +103,10 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path} is missing. Have it made: snakemake {path}") from None
+        raise UserError(f"{path} is missing. {run_again(f'--forcerun {path}')}.") from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(
-            f"{path} is not JSON ({error}). Have it made again: snakemake --force {path}"
+            f"{path} is not JSON ({error}). {run_again(f'--forcerun {path}')}."
         ) from None
 
 

@@ -24,7 +24,15 @@ from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.backoff import micro_batch
 from finetune.checkpoints import check_space
-from finetune.cli import UserError, describe, read_settings, run_script, say, speak_for
+from finetune.cli import (
+    UserError,
+    describe,
+    read_settings,
+    run_again,
+    run_script,
+    say,
+    speak_for,
+)
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
@@ -146,8 +154,8 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
     """More processes than GPUs would share one."""
     if 0 < devices < granted:
         raise UserError(
-            f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
-            f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
+            f"this run wants {granted} GPUs and {devices} are visible. "
+            f"{run_again(f'--resources gpu={devices}')} (the batch stays "
             f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
         )
 

@@ -64,7 +64,7 @@ def main() -> None:
             record = {}
         else:
             record = merge_adapter(args, folder, shapes, labels)
-        record |= verify(folder, shapes, tied)
+        record |= verify(folder, shapes, tied, args.trained)
         load_tokenizer(args.base, trust).save_pretrained(folder)
         if labels is None:
             shutil.copy(args.base / "generation_config.json", folder)

@@ -135,7 +135,7 @@ def show_outlook(args: argparse.Namespace) -> None:
     if device.cpu:
         where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"
     print(f"{args.model}, rows of {length} tokens, all supervised; {where}", file=cli.terminal)
-    print(table(entries), file=cli.terminal)
+    print(table(entries), file=cli.terminal, flush=True)
 
 
 def asked(args: argparse.Namespace) -> tuple[Run, Dataset]:

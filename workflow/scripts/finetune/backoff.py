@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from finetune.batch import split_batch
-from finetune.cli import UserError, say
+from finetune.cli import UserError, run_again, say
 from finetune.history import backed_off, read_history
 
 SIGNS = (
@@ -63,7 +63,7 @@ def check_grant(granted: int, plan: dict) -> None:
     if granted and size % granted:
         fewer = max(n for n in range(nodes, granted, nodes) if size % n == 0)
         raise UserError(
-            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. Run it on fewer: "
-            f"`snakemake --cores all --resources gpu={fewer}`."
+            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. "
+            f"{run_again(f'--resources gpu={fewer}')}."
         )
     split_batch(size, 1, granted)  # it refuses none at all

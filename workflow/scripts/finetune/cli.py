@@ -67,6 +67,13 @@ def is_disk_full(error: Exception) -> bool:
     return isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
+def run_again(options: str) -> str:
+    """Advice to run Snakemake with more options. Only the user knows the whole command: without
+    their --configfile it would start another job. Where the option is --forcerun, give it a file:
+    the name of a rule does all runs again."""
+    return f"Run your command again with `{options}`"
+
+
 def read_settings(text: str) -> dict:
     """The config keys a stage uses: JSON text, as the rule passes it, or a JSON file."""
     return json.loads(text if text.lstrip().startswith("{") else Path(text).read_text())

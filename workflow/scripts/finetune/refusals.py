@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from finetune.checks import failed_checks
-from finetune.cli import UserError, say
+from finetune.cli import UserError, run_again, say
 from finetune.devices import GB, Device, find_device
 from finetune.shapes import Shapes
 
@@ -101,6 +101,6 @@ def check_evaluation(settings: dict, shapes: Shapes, device: Device) -> None:
         return
     raise UserError(
         f"{text}Set `evaluation: {{gpus: {ceil(needed / device.available)}}}` under the dataset. "
-        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
-        "Snakemake `--until merge`."
+        "Or, to train and merge alone, set `allow_oversubscription: true` for the run. "
+        f"{run_again('--until merge')}."
     )
