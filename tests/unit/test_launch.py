@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import snakemake.shell
 import torch
+import transformers
 import yaml
 from accelerate.commands import launch as accelerate_launch
 from accelerate.commands.config import config_args
@@ -292,7 +293,7 @@ def test_each_of_two_nodes_starts_its_half_and_meets_the_other(accelerate, reque
     assert (args.rdzv_backend, args.rdzv_conf) == ("c10d", "is_host=0")
 
 
-SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
+SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "attention": None}
 
 
 class Attempts:
@@ -320,11 +321,12 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "block_stops", lambda: None)
     monkeypatch.setattr(launch, "facts_of", lambda *given: given)
 
-    def run(code=0, gpus=2):
+    def run(code=0, gpus=2, **settings):
         monkeypatch.setattr(Attempts, "code", code)
         monkeypatch.setattr(Attempts, "made", [])
-        argv = ["launch.py", "--settings", json.dumps(SETTINGS), "--gpus", str(gpus)]
-        argv += ["--threads", "6"] + [p for n, path in paths.items() for p in (f"--{n}", str(path))]
+        argv = ["launch.py", "--settings", json.dumps(SETTINGS | settings)]
+        argv += ["--gpus", str(gpus), "--threads", "6"]
+        argv += [p for n, path in paths.items() for p in (f"--{n}", str(path))]
         monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as end:
             launch.main()
@@ -369,6 +371,15 @@ def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
         run(gpus=0)
     assert not (tmp_path / "config").exists()
     assert Attempts.made == []
+
+
+def test_no_gpu_is_waited_for_where_the_attention_is_not_installed(run, tmp_path, monkeypatch):
+    """On the machine that trains, which need not be that of the plan."""
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_greater_or_equal", lambda _: False)
+    monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: False)
+    with pytest.raises(UserError, match=r"the package flash-attn .* which is not installed here"):
+        run(attention="flash_attention_2")
+    assert not (tmp_path / "config").exists()
 
 
 def test_nothing_is_started_on_a_disk_too_small(run, tmp_path):

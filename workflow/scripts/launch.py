@@ -39,6 +39,7 @@ from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
 from finetune.nodes import Nodes, check_nodes
 from finetune.processes import STOPS, block_stops
+from finetune.refusals import check_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT, TRAIN = (Path(__file__).with_name(name) for name in ("agent.py", "train.py"))
@@ -64,6 +65,7 @@ def main() -> None:
     nodes = Nodes(plan["settings"]["nodes"], args.threads)
     check_nodes(args.gpus, nodes.count)
     state.mkdir(parents=True, exist_ok=True)
+    check_installed(args.settings["attention"])
     with only_launch(args.output.parent) as lock:
         devices, here = visible_devices(), args.gpus // nodes.count
         check_devices(args.gpus, plan, len(devices) * nodes.count)
