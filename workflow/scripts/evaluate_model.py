@@ -15,6 +15,7 @@ import os
 import time
 from pathlib import Path
 
+from finetune.batch import NO_GPU
 from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.files import check_complete, read_json, write_aside, write_json
 from finetune.leases import lease, visible_devices
@@ -39,7 +40,9 @@ def main() -> None:
     speak_for(whose(args.metrics.parent))
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_EVALUATE_OFFLINE"] = "1"
     check_complete(args.model)  # before a GPU is waited for
-    devices, count = visible_devices(), max(1, args.gpus)
+    devices, count = visible_devices(), args.gpus
+    if devices and not count:
+        raise UserError(NO_GPU)
     if 0 < len(devices) < count:
         raise UserError(
             f"evaluation.gpus asks for {count} GPUs and {len(devices)} are visible; set it lower, "
