@@ -466,8 +466,15 @@ MORE = "Give more rows, another split.seed, or"
 )
 def test_empty_split(rows, split, text, prepare) -> None:
     write("a.jsonl", *(pair(f"row {n}") for n in range(rows)))
-    assert refused(prepare, "a.jsonl", split=split, held_out=None) == (
-        f"the {text} A .txt file is one row unless sample_by says otherwise."
+    assert refused(prepare, "a.jsonl", split=split, held_out=None) == f"the {text}"
+
+
+def test_empty_split_of_text_files(prepare) -> None:
+    """What people have, is one long file."""
+    Path("a.txt").write_text("one\ntwo\n")
+    text = refused(prepare, "a.txt", split={"validation": 0, "test": 0.0001}, held_out=None)
+    assert text.endswith(
+        f"{MORE} a larger share. A .txt file is one row unless sample_by says otherwise."
     )
 
 
