@@ -30,6 +30,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
+def pytest_runtest_setup() -> None:
+    """What the last test spoke for is nothing to this one."""
+    from finetune import cli
+
+    cli.speaker = ""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip `gpu` tests where there is no CUDA device."""
     marked = [item for item in items if item.get_closest_marker("gpu")]

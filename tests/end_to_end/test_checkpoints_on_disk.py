@@ -62,7 +62,7 @@ def test_a_checkpoint_of_other_settings_or_processes_is_refused_with_the_choices
     job.settings["optimizer"]["learning_rate"] = 1e-3
     assert job.finish(gpus=1) == 1
     assert "was made by 2 processes and there are now 1: ZeRO" in job.said()
-    assert "Go on with `gpus: 2` and `--resources gpu=2`" in job.said()
+    assert "Set `gpus: 2`. Run your command again with `--resources gpu=2`, or start" in job.said()
     assert job.checkpoints() == [1, 2]
     sizes = read_json(job.state / "checkpoint-2" / "checkpoint.json")["files"]
     (job.state / "checkpoint-2" / max(sizes, key=sizes.get)).write_bytes(b"short")

@@ -68,7 +68,8 @@ def test_out_of_memory_with_one_row_says_what_helps(finished: Path, tmp_path: Pa
 def test_the_first_rank_that_fails_says_why_once(finished: Path, tmp_path: Path) -> None:
     job = Job(finished, tmp_path)
     assert job.finish(fault='if (rank, step) == (1, 2): raise KeyError("the cause")') == 1
-    assert errors(job) == ["ERROR train: KeyError: 'the cause' (see the log of this job)"]
+    said = f"ERROR train {job.folder.name}: KeyError: 'the cause' (see the log of this job)"
+    assert errors(job) == [said]
     assert "ChildFailedError" not in job.said() + job.log.read_text()
     assert 'raise KeyError("the cause")' in job.log.read_text()
 

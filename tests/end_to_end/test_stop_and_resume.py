@@ -107,14 +107,15 @@ def test_a_run_saves_before_the_jobs_time_ends_and_no_signal_is_sent(
     job = Job(finished, tmp_path)
     hour = {"FINETUNE_END_TIME": str(time.time() + 3600)}
     assert job.finish(fault=NEARLY_OVER, **hour) == 75, job.log.read_text()[-3000:]
-    assert "launch: the job's time is nearly over: stopped after step 4;" in job.said()
+    over = "the job's time is nearly over: stopped after step 4;"
+    assert f"launch {job.folder.name}: {over}" in job.said()
     assert job.checkpoints() == [1, 4]
     pace = json.loads((job.state / "pace.json").read_text())
     assert sorted(pace) == ["save", "start", "step"]
     assert min(pace["start"], pace["save"]) > 0
 
     assert job.finish(FINETUNE_END_TIME=str(time.time() + 10)) == 1
-    assert "ERROR launch: this job ends in " in job.said()
+    assert f"ERROR launch {job.folder.name}: this job ends in " in job.said()
     start, step, save = (f"{pace[name]:.0f}" for name in ("start", "step", "save"))
     assert f"(start {start}, 2 times step {step} and save {save}, leave 15)" in job.said()
     assert job.events() == ["started", "stopped"]

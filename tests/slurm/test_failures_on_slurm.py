@@ -22,7 +22,7 @@ def test_before_its_time_limit_training_saves_and_the_next_job_goes_on(retrained
     work = retrained.start(TRAINED, "--set-resources", *asked, fault=WAIT)
     code, said = work.end()
     assert code == 0, said[-3000:]
-    assert "launch: the job's time is nearly over: stopped after step 3" in said
+    assert ": the job's time is nearly over: stopped after step 3" in said
     assert [job["state"] for job in work.jobs("rule_train", "all")] == ["FAILED", "COMPLETED"]
     assert work.events() == ["started", "stopped", "resumed"]
     assert work.record()["events"][1]["late"]
@@ -38,7 +38,7 @@ def test_preempted_training_saves_in_its_grace_and_goes_on(retrained: Work, part
     code, said = work.end()
     assert code == 0, said[-3000:]
     assert work.events() == ["started", "stopped", "resumed"]
-    assert "launch: SIGTERM: finishing this step and saving" in said
+    assert ": SIGTERM: finishing this step and saving" in said
 
 
 def test_a_cancelled_job_ends_with_its_state_and_a_checkpoint(retrained: Work) -> None:
@@ -100,7 +100,7 @@ def test_a_killed_snakemake_finds_its_jobs_again(retrained: Work) -> None:
     outputs = [
         f"results/runs/tiny-qlora/{name}" for name in ("trained", "metrics.jsonl", "train.json")
     ]
-    assert "snakemake --cleanup-metadata " + " ".join(outputs) in " ".join(said.split())
+    assert "again with `--cleanup-metadata " + " ".join(outputs) in " ".join(said.split())
     assert work.start("--cleanup-metadata", *outputs).end(minutes=2)[0] == 0
     code, said = work.start(TRAINED).end(minutes=2)
     assert code == 0, said[-3000:]

@@ -36,7 +36,8 @@ def prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable:
             Path("held-out.jsonl").write_text(json.dumps(held_out))
             alone = {"path": "held-out.jsonl", "into": "test"}
             settings["source"] += prepare_settings(Dataset(source=alone))["source"]
-        arguments = ["x", "--settings", json.dumps(settings), "--threads", str(threads)]
+        arguments = ["prepare_data.py", "--settings", json.dumps(settings)]
+        arguments += ["--threads", str(threads)]
         arguments += ["--output", "out", "--rejects", "rejects.jsonl"]
         monkeypatch.setattr(sys, "argv", arguments)
         prepare_data.main()

@@ -63,4 +63,6 @@ def test_texts(batch, micro, world, text) -> None:
 def test_no_gpu_granted(world) -> None:
     with pytest.raises(ValueError, match="granted") as caught:
         split_batch(8, 1, world)
-    assert str(caught.value) == "no GPU was granted: run Snakemake with `--resources gpu=1` or more"
+    assert str(caught.value) == (
+        "no GPU was granted. Run your command again with `--resources gpu=1`, or more."
+    )

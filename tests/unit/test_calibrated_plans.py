@@ -115,7 +115,7 @@ def test_a_refusal_that_earlier_runs_lift_is_not_lifted_in_silence(plan, capsys)
     made = plan(earlier(60, 70, 70), memory=between)
     assert made["memory"]["total"] > made["memory"]["available"]
     said = capsys.readouterr().err
-    assert "plan_run: WARNING: From shapes alone it would be" in said
+    assert "WARNING: From shapes alone it would be" in said
     assert "3 earlier runs of its kind took 0.70 times what was predicted (0.60 to 0.70)" in said
     assert "That would be refused" in said
 
@@ -142,7 +142,7 @@ def test_damaged_lines_are_said_and_stop_no_plan(tmp_path, capsys):
     path.write_text('{"run": "cut sh\n')
     append(path, earlier(110)[0])
     assert plan_run.earlier_runs(path) == earlier(110)
-    assert f"plan_run: {path}: 1 damaged lines are not used" in capsys.readouterr().err
+    assert f"{path}: 1 damaged lines are not used" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("told", [{"gpu_memory_gb": 80.0}, {"gpu_model": "h100"}])

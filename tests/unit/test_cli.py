@@ -21,7 +21,19 @@ def run(folder: Path, body: str) -> subprocess.CompletedProcess[str]:
 
 def test_success_says_what_it_says_and_no_more(tmp_path) -> None:
     done = run(tmp_path, "say('12 rows')")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "12 rows\n", "12 rows\n")
+    line = "some_rule: 12 rows\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, line, line)
+
+
+def test_lines_and_refusals_name_whose_work_it_is(tmp_path) -> None:
+    """Several runs are planned and trained at once."""
+    done = run(tmp_path, "speak_for('one-run'); say('12 rows'); raise UserError('no row')")
+    assert done.stdout == "some_rule one-run: 12 rows\nERROR some_rule one-run: no row\n"
+
+
+def test_a_line_that_names_its_run_is_shown_as_it_is(tmp_path) -> None:
+    done = run(tmp_path, "speak_for('one-run'); show('one-run: step 1/2')")
+    assert done.stdout == "one-run: step 1/2\n"
 
 
 def test_refusal_is_one_line_without_a_traceback(tmp_path) -> None:
@@ -56,7 +68,7 @@ def test_full_disk_has_a_hint_of_its_own(tmp_path) -> None:
 
 def test_what_libraries_print_goes_to_the_log(tmp_path) -> None:
     done = run(tmp_path, "import os; print('noise'); os.system('echo loud'); say('12 rows')")
-    assert done.stdout == "12 rows\n"
+    assert done.stdout == "some_rule: 12 rows\n"
     assert "noise" in done.stderr
     assert "loud" in done.stderr
 

@@ -177,7 +177,7 @@ def test_tsv_holds_exact_values_by_dataset_with_the_baseline_first(results, monk
     ]
     assert rows[3]["json_equal"] == ""
     said = capsys.readouterr().err
-    assert said == f"compare: runs: 3, baselines: 1; see {report}\n"
+    assert said == f"runs: 3, baselines: 1; see {report}\n"
 
 
 def test_nothing_but_the_four_files_is_left(results, monkeypatch):
@@ -329,7 +329,7 @@ LACKING = (
 @pytest.mark.parametrize(
     ("path", "content", "text"),
     [
-        ("a-qlora/train.json", None, "a-qlora/train.json is missing. Have it made: snakemake"),
+        ("a-qlora/train.json", None, "a-qlora/train.json is missing. Run your command"),
         ("a-qlora/metrics.jsonl", None, "a-qlora/metrics.jsonl is missing"),
         ("base/metrics.json", None, "base/metrics.json is missing"),
         ("a-qlora/evaluation/metrics.json", '{"loss": 1', "metrics.json is not JSON"),

@@ -415,20 +415,23 @@ def test_without_a_file_the_key_alone_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "line", "key", "first"),
     [
-        ({9: "  a: {}\n  a: {seed: 1}"}, ["10: runs.a: is written twice"]),
-        ({9: "  a:\n    seed: 1\n    seed: 2"}, ["11: runs.a.seed: is written twice"]),
-        ({7: "  dataset: news\nmodels: {small: {source: x/y}}"}, ["8: models: is written twice"]),
+        ({9: "  a: {}\n  a: {seed: 1}"}, 10, "runs.a", 9),
+        ({9: "  a:\n    seed: 1\n    seed: 2"}, 11, "runs.a.seed", 10),
+        ({7: "  dataset: news\nmodels: {small: {source: x/y}}"}, 8, "models", 1),
         (
             {4: "  news:\n    source:\n      - path: a.csv\n        path: b.csv"},
-            ["7: datasets.news.source.0.path: is written twice"],
+            *(7, "datasets.news.source.0.path", 6),
         ),
+        ({9: "  a: {seed: 1, seed: 2}"}, 9, "runs.a.seed", 9),
     ],
-    ids=["run", "key", "section", "source"],
+    ids=["run", "key", "section", "source", "one line"],
 )
-def test_key_written_twice_is_no_silent_loss(changes, expected, tmp_path) -> None:
-    assert faults(tmp_path, text_with(changes)) == [f"0:{line}" for line in expected]
+def test_key_written_twice_is_no_silent_loss(changes, line, key, first, tmp_path) -> None:
+    text = f"is written twice, first in line {first}, which YAML would drop: "
+    text += "join the two, or rename one"
+    assert faults(tmp_path, text_with(changes)) == [f"0:{line}: {key}: {text}"]
 
 
 def test_same_key_in_two_files_is_an_override(tmp_path) -> None:
@@ -761,18 +764,24 @@ def test_configs_that_ship_are_good(path) -> None:
     assert load_config(yaml.safe_load(path.read_text()), [path]).runs
 
 
+UNTESTED = (
+    "is 0, and no source brings a test split, on which every model is evaluated: set e.g. 0.1, or "
+    "give a source `into: test`"
+)
+
+
 @pytest.mark.parametrize(
     ("source", "lines"),
     [
         (
             "rows.jsonl",
-            ["0:4: datasets.news.split.test: every model is evaluated; give it a share"],
+            [f"0:4: datasets.news.split.test: {UNTESTED}"],
         ),
         ("org/name", []),
         ("[rows.jsonl, {path: test.csv, into: test}]", []),
         (
             "{path: org/name, into: train}",
-            ["0:4: datasets.news.split.test: every model is evaluated; give it a share"],
+            [f"0:4: datasets.news.split.test: {UNTESTED}"],
         ),
     ],
 )

@@ -40,12 +40,18 @@ def run(tmp_path, monkeypatch):
     [
         (1, ["0", "1", "2"], "0"),
         (2, ["0", "1", "2"], "0,1"),
-        (0, ["0", "1"], "0"),  # `--resources gpu=0`: one all the same, as `evaluation.gpus` is 1
         (2, [], ""),  # CPU
+        (0, [], ""),
     ],
 )
 def test_granted_devices_are_taken_together(run, granted, devices, expected):
     assert run(granted, devices) == expected
+
+
+def test_none_is_taken_where_none_was_granted(run):
+    """`--resources gpu=0` on a machine that has some: train refuses it too."""
+    with pytest.raises(UserError, match=r"^no GPU was granted\. Run your command again with"):
+        run(0, ["0", "1"])
 
 
 def test_more_than_are_visible_are_refused_and_not_waited_for(run):

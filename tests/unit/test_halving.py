@@ -28,8 +28,19 @@ def test_rows_are_halved_until_memory_suffices_and_none_is_lost(most, sizes):
 
 
 def test_what_one_row_has_no_memory_for_is_the_users_to_mend():
-    with pytest.raises(UserError, match=r"one row: .*can't allocate memory.* Set evaluation\.gpus"):
+    with pytest.raises(
+        UserError, match=r"one row: .*can't allocate memory.* Set max_length"
+    ) as told:
         list(in_halves(room_for(0), [1, 2, 3]))
+    assert str(told.value).endswith(
+        "Or give the job more memory (on a cluster, mem_mb in the profile)."
+    )
+
+
+def test_more_gpus_are_advised_where_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(UserError, match=r"Or set evaluation\.gpus higher\.$"):
+        list(in_halves(room_for(0), [1]))
 
 
 def test_other_errors_pass_at_once():

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import snakemake.shell
 import torch
+import transformers
 import yaml
 from accelerate.commands import launch as accelerate_launch
 from accelerate.commands.config import config_args
@@ -56,8 +57,8 @@ def test_more_gpus_than_are_visible_are_refused(granted, devices):
     with pytest.raises(UserError) as error:
         launch.check_devices(granted, PLAN, devices)
     assert str(error.value) == (
-        f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
-        f"`snakemake --cores all --resources gpu={devices}` (the batch stays 16 rows), or on the "
+        f"this run wants {granted} GPUs and {devices} are visible. Run your command again "
+        f"with `--resources gpu={devices}` (the batch stays 16 rows), or on the "
         "CPU with CUDA_VISIBLE_DEVICES=''."
     )
 
@@ -84,7 +85,7 @@ def test_another_number_of_gpus_is_said_with_the_new_split(
     plan, granted, micro, text, tmp_path, capsys
 ):
     assert micro_batch(granted, plan, tmp_path) == micro
-    assert capsys.readouterr().err == (f"launch: micro-batch x accumulation x processes = {text}\n")
+    assert capsys.readouterr().err == f"micro-batch x accumulation x processes = {text}\n"
 
 
 def test_what_memory_did_not_suffice_for_before_is_not_tried_again(tmp_path, capsys):
@@ -96,9 +97,7 @@ def test_what_memory_did_not_suffice_for_before_is_not_tried_again(tmp_path, cap
 
 def test_no_gpu_granted_is_refused(tmp_path):
     """`snakemake --cores all` without --resources grants what the rule asks for; gpu=0 caps it."""
-    with pytest.raises(
-        UserError, match=r"no GPU was granted: run Snakemake with `--resources gpu=1"
-    ):
+    with pytest.raises(UserError, match=r"no GPU was granted\. Run .* `--resources gpu=1`"):
         micro_batch(0, PLAN, tmp_path)
 
 
@@ -106,8 +105,8 @@ def test_a_cap_that_does_not_divide_the_batch_is_refused_with_what_to_grant(tmp_
     with pytest.raises(UserError) as error:
         micro_batch(3, PLAN, tmp_path)
     assert str(error.value) == (
-        "a batch of 16 rows cannot be split evenly over 3 GPUs. Run it on fewer: `snakemake "
-        "--cores all --resources gpu=2`."
+        "a batch of 16 rows cannot be split evenly over 3 GPUs. Run your command "
+        "again with `--resources gpu=2`."
     )
 
 
@@ -294,7 +293,7 @@ def test_each_of_two_nodes_starts_its_half_and_meets_the_other(accelerate, reque
     assert (args.rdzv_backend, args.rdzv_conf) == ("c10d", "is_host=0")
 
 
-SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "optimizer": {"learning_rate": 1e-5}}
+SETTINGS = {"method": "full", "launch": "zero3", "seed": 1, "attention": None}
 
 
 class Attempts:
@@ -322,11 +321,12 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "block_stops", lambda: None)
     monkeypatch.setattr(launch, "facts_of", lambda *given: given)
 
-    def run(code=0, gpus=2):
+    def run(code=0, gpus=2, **settings):
         monkeypatch.setattr(Attempts, "code", code)
         monkeypatch.setattr(Attempts, "made", [])
-        argv = ["launch.py", "--settings", json.dumps(SETTINGS), "--gpus", str(gpus)]
-        argv += ["--threads", "6"] + [p for n, path in paths.items() for p in (f"--{n}", str(path))]
+        argv = ["launch.py", "--settings", json.dumps(SETTINGS | settings)]
+        argv += ["--gpus", str(gpus), "--threads", "6"]
+        argv += [p for n, path in paths.items() for p in (f"--{n}", str(path))]
         monkeypatch.setattr(sys, "argv", argv)
         with pytest.raises(SystemExit) as end:
             launch.main()
@@ -373,6 +373,15 @@ def test_nothing_is_frozen_or_started_for_a_refused_grant(run, tmp_path):
     assert Attempts.made == []
 
 
+def test_no_gpu_is_waited_for_where_the_attention_is_not_installed(run, tmp_path, monkeypatch):
+    """On the machine that trains, which need not be that of the plan."""
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_greater_or_equal", lambda _: False)
+    monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: False)
+    with pytest.raises(UserError, match=r"the package flash-attn .* which is not installed here"):
+        run(attention="flash_attention_2")
+    assert not (tmp_path / "config").exists()
+
+
 def test_nothing_is_started_on_a_disk_too_small(run, tmp_path):
     plan = PLAN | {"memory": {"disk": DISK | {"train": 10**18}}}
     (tmp_path / "plan.json").write_text(json.dumps(plan))
@@ -395,7 +404,7 @@ def test_a_line_that_cannot_be_written_fails_no_finished_run(tmp_path, capsys):
     )
     launch.keep_for_later(args, {})
     said = capsys.readouterr().err
-    assert "launch: no later plan learns from this run" in said
+    assert "no later plan learns from this run" in said
     assert "FileNotFoundError" in said
     assert not args.calibration.exists()
 

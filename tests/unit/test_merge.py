@@ -367,7 +367,7 @@ def test_incomplete_full_weights_are_refused_and_leave_nothing(
     trained, base, tokens, tmp_path, monkeypatch
 ):
     (trained / "model.safetensors").unlink()
-    with pytest.raises(UserError, match=r"does not hold the whole model: model\..* is missing"):
+    with pytest.raises(UserError, match=r"trained is not whole: model\..* is missing"):
         run_merge(monkeypatch, tmp_path, FULL, trained, base, tokens)
     assert not (tmp_path / "model").exists()
     assert not (tmp_path / "merge.json").exists()

@@ -120,7 +120,7 @@ def test_splits_of_a_saved_folder_are_kept(capsys) -> None:
         ("saved", "validation", [("saved/validation:1", "d")]),
         ("saved", None, [("saved/train:1", "a"), ("saved/train:2", "b")]),
     ]
-    expected = "prepare_data: saved has other splits, which are left out: extra\n"
+    expected = "saved has other splits, which are left out: extra\n"
     assert capsys.readouterr().err.endswith(expected)
 
 
@@ -252,7 +252,7 @@ def test_commit_of_a_hub_dataset(revision, capsys) -> None:
     [place] = open_places(prepare_settings(Dataset(source=entry))["source"], "line")
     assert (place.name, place.commit) == ("org/name", COMMIT)
     assert [row for block in place.blocks for _, row in block.rows()] == [{"text": "a"}]
-    said = f"prepare_data: org/name comes from the cache, not from the hub: commit {COMMIT}\n"
+    said = f"org/name comes from the cache, not from the hub: commit {COMMIT}\n"
     assert (said in capsys.readouterr().err) == (revision is None)
 
 
@@ -347,5 +347,5 @@ def test_other_files_of_a_folder_are_named(capsys) -> None:
         Path("folder", name).touch()
     assert len(opened("folder")) == 2
     assert capsys.readouterr().err == (
-        "prepare_data: folder: left out, since they are no files of rows: README.md, b.jsonl.zst\n"
+        "folder: left out, since they are no files of rows: README.md, b.jsonl.zst\n"
     )

@@ -231,7 +231,7 @@ def test_oversubscription_is_allowed_with_a_warning(capsys) -> None:
     assert plan["memory"]["total"] > plan["memory"]["available"]
     assert split_of(plan) == (1, 16, True)
     said = capsys.readouterr().err
-    assert said.startswith("plan_run: WARNING: needs about ")
+    assert said.startswith("WARNING: needs about ")
     assert "started all the same: allow_oversubscription" in said
 
 
@@ -253,8 +253,8 @@ def test_a_model_is_evaluated_where_it_fits(gigabytes, gpus, needed) -> None:
         "the trained model could not be evaluated: 16-bit weights, and a tenth for what is "
         f"generated, take 14.8 GB, and `evaluation: {{gpus: {gpus}}}` gives it {gpus} x "
         f"{gigabytes:.1f} GB (NVIDIA X). Set `evaluation: {{gpus: {needed}}}` under the dataset. "
-        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
-        "Snakemake `--until merge`."
+        "Or, to train and merge alone, set `allow_oversubscription: true` for the run. Run your "
+        "command again with `--until merge`."
     )
 
 
@@ -415,9 +415,9 @@ def plan(tmp_path, monkeypatch):
             command += [f"--{name}", str(tmp_path / f"{name}.json")]
         command += ["--pretrained", str(tmp_path / "pretrained")]
         command += ["--calibration", str(tmp_path / "calibration.jsonl")]
-        monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "plan.json")])
+        monkeypatch.setattr(sys, "argv", [*command, "--output", str(tmp_path / "tight/plan.json")])
         plan_run.main()
-        return json.loads((tmp_path / "plan.json").read_text())
+        return json.loads((tmp_path / "tight/plan.json").read_text())
 
     return run
 
@@ -444,8 +444,8 @@ def test_plan_of_a_run(plan, capsys) -> None:
     said = capsys.readouterr().err
     assert said.startswith(table(others))
     assert said.endswith(
-        f"plan_run: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB for "
-        "each predicted (gpu_memory_gb), uncalibrated\n"
+        f"plan_run tight: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB "
+        "for each predicted (gpu_memory_gb), uncalibrated\n"
     )
 
 

@@ -124,12 +124,11 @@ def test_what_is_said_at_the_end(prepare, capsys) -> None:
     write("a.jsonl", pair("one"), pair("one"), pair("two"), "{")
     prepare("a.jsonl", max_rejects=0.5)
     left_out = "left out: 1 duplicates, 1 rejected"
-    assert (
-        capsys.readouterr().err == f"prepare_data: 2 train, 0 validation, 1 test rows; {left_out}\n"
-    )
+    said = f"prepare_data out: 2 train, 0 validation, 1 test rows; {left_out}\n"
+    assert capsys.readouterr().err == said
     write("b.jsonl", *map(pair, PROMPTS))
     stats, _ = prepare({"path": "b.jsonl", "weight": 0.5})
-    out = f"prepare_data: {stats['rows']['train']} train, 0 validation, 1 test rows; left out: "
+    out = f"prepare_data out: {stats['rows']['train']} train, 0 validation, 1 test rows; left out: "
     out += f"0 duplicates, 0 rejected, {300 - stats['rows']['train']} by weight\n"
     assert capsys.readouterr().err == out
 
@@ -467,8 +466,15 @@ MORE = "Give more rows, another split.seed, or"
 )
 def test_empty_split(rows, split, text, prepare) -> None:
     write("a.jsonl", *(pair(f"row {n}") for n in range(rows)))
-    assert refused(prepare, "a.jsonl", split=split, held_out=None) == (
-        f"the {text} A .txt file is one row unless sample_by says otherwise."
+    assert refused(prepare, "a.jsonl", split=split, held_out=None) == f"the {text}"
+
+
+def test_empty_split_of_text_files(prepare) -> None:
+    """What people have, is one long file."""
+    Path("a.txt").write_text("one\ntwo\n")
+    text = refused(prepare, "a.txt", split={"validation": 0, "test": 0.0001}, held_out=None)
+    assert text.endswith(
+        f"{MORE} a larger share. A .txt file is one row unless sample_by says otherwise."
     )
 
 
@@ -490,7 +496,7 @@ def test_script_ends_with_one_line(tmp_path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stdout == (
-        "ERROR prepare_data: 1 of 2 rows cannot be used, more than max_rejects 0.10% allows: "
+        "ERROR prepare_data out: 1 of 2 rows cannot be used, more than max_rejects 0.10% allows: "
         f"1 x {QUOTES} (e.g. a.jsonl:2). "
         "Mend them, or raise max_rejects under the dataset to leave them out.\n"
     )

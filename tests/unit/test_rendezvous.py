@@ -32,8 +32,9 @@ def test_several_nodes_outside_a_slurm_job_are_refused(slurm, monkeypatch, missi
     with pytest.raises(UserError) as error:
         check_nodes(4, 2)
     assert str(error.value) == (
-        "this run wants 2 nodes, and this is no SLURM job. Submit it: `snakemake --profile "
-        "workflow/profiles/slurm`. Or set `nodes: 1` to train on this machine alone."
+        "this run wants 2 nodes, and this is no SLURM job. Run your command again with "
+        "`--profile workflow/profiles/slurm`, which submits it. Or set `nodes: 1` "
+        "to train on this machine alone."
     )
 
 

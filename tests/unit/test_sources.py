@@ -126,18 +126,20 @@ def test_model_inside_a_package(inner, package) -> None:
     assert locate_model(f"package:weights_of_ours/{inner}") == package / inner
 
 
+def missing(name: str, reference: str) -> str:
+    return (
+        f"the Python package {name!r} of source `package:{reference}` is not installed here. Is it "
+        "the name that is imported? What config/config.yaml wants comes with `make install`; a "
+        "package of your own you install into the same environment."
+    )
+
+
 @pytest.mark.parametrize(
     ("source", "text"),
     [
-        (
-            "package:not_there_at_all/x.gguf",
-            "the Python package 'not_there_at_all' is not installed: run `make install`.",
-        ),
-        (
-            "package:no-name/x.gguf",
-            "the Python package 'no-name' is not installed: run `make install`.",
-        ),
-        ("package:", "the Python package '' is not installed: run `make install`."),
+        ("package:not_there_at_all/x.gguf", missing("not_there_at_all", "not_there_at_all/x.gguf")),
+        ("package:no-name/x.gguf", missing("no-name", "no-name/x.gguf")),
+        ("package:", missing("", "")),
         (
             "package:weights_of_ours/y.gguf",
             "the Python package 'weights_of_ours' has no file 'y.gguf'.",

@@ -297,12 +297,12 @@ def test_a_failure_names_the_row_and_leaves_no_half_of_a_split(run, tmp_path, th
 CALL = {"type": "function", "function": {"name": "set", "arguments": {}}}
 
 
-def test_what_the_terminal_is_told(run, capsys):
+def test_what_the_terminal_is_told(run, tmp_path, capsys):
     _, lint = run(validation=ROWS[1:2])
     train = lint["train"]
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"tokenize_data: {train['tokens']} training tokens in 2 rows (longest "
-        f"{train['longest']}), {5 / train['tokens']:.0%} supervised; 2 rows left out"
+        f"tokenize_data {tmp_path.name} for tokens: {train['tokens']} training tokens in 2 rows "
+        f"(longest {train['longest']}), {5 / train['tokens']:.0%} supervised; 2 rows left out"
     )
     run(train=labelled("a", "b"))
     assert "in 2 rows (longest 3), 2 classes; 0 rows" in capsys.readouterr().err

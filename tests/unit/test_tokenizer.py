@@ -104,9 +104,14 @@ def test_the_users_pad_token_wins(tokenizer, fix):
 
 
 def test_a_pad_token_outside_the_vocabulary_is_refused(tokenizer, fix):
+    add(tokenizer, "<|pad_here|>")
     size = len(tokenizer)
-    with pytest.raises(UserError, match="pad_token '<mine>' is not in the vocabulary"):
-        fix(pad_token="<mine>")
+    with pytest.raises(UserError) as error:
+        fix(pad_token="<pad>")
+    assert str(error.value) == (
+        "`pad_token: <pad>` under the model is not in its vocabulary. Set one that is "
+        "(<|pad_here|>), or leave it out: a spare one is taken where the model has none."
+    )
     assert len(tokenizer) == size  # a token added here would have no row in the embedding
 
 

@@ -1,7 +1,10 @@
 """Which models keep samples apart in FlashAttention: tried with a stand-in, without a GPU."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
+import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.integrations import deepspeed
 from transformers.models.llama import modeling_llama
@@ -12,6 +15,10 @@ from finetune.collator import LIMITS
 from finetune.isolation import why_not_isolated
 from finetune.refusals import check_attention
 from finetune.varlen import attend, why_not_varlen
+
+HERE = {"gpu_memory_gb": None, "gpu_model": None}
+ELSEWHERE = HERE | {"gpu_memory_gb": 24}
+"""Where the plan is for a machine that is told of."""
 
 
 def config(name, **changes):
@@ -57,7 +64,7 @@ def test_either_of_what_says_where_samples_end_is_enough(monkeypatch, withheld, 
 
 def test_flash_attention_that_was_asked_for_is_refused_where_samples_would_mix(tmp_path):
     """BART counts positions by itself, along the whole row."""
-    settings = {"attention": "flash_attention_2", "trust_remote_code": False}
+    settings = {"attention": "flash_attention_2", "trust_remote_code": False} | ELSEWHERE
     packs, rows = ({"packing": {"used": used}} for used in (True, False))
     config("bart").save_pretrained(tmp_path)
     refused = r"cannot be shown to keep packed samples apart .* set `packing: false`"
@@ -67,6 +74,31 @@ def test_flash_attention_that_was_asked_for_is_refused_where_samples_would_mix(t
     check_attention(settings | {"attention": "sdpa"}, packs, tmp_path)
     config("llama").save_pretrained(tmp_path)
     check_attention(settings, packs, tmp_path)
+
+
+NOT_INSTALLED = "needs a GPU and the package flash-attn .* leave `attention` out under the model"
+
+
+@pytest.mark.parametrize(
+    ("attention", "where", "package", "kernels", "refused"),
+    [
+        ("flash_attention_2", HERE, False, False, True),
+        ("flash_attention_2", HERE, True, False, False),
+        ("flash_attention_2", HERE, False, True, False),
+        ("flash_attention_2", ELSEWHERE, False, False, False),
+        ("flash_attention_2", HERE | {"gpu_model": "h100"}, False, False, False),
+        ("sdpa", HERE, False, False, False),
+        (None, HERE, False, False, False),
+    ],
+)
+def test_what_is_not_installed_is_said_by_the_plan_where_this_machine_trains(
+    attention, where, package, kernels, refused, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(transformers.utils, "is_flash_attn_greater_or_equal", lambda _: package)
+    monkeypatch.setattr(transformers.utils, "is_kernels_available", lambda: kernels)
+    settings, rows = {"attention": attention} | where, {"packing": {"used": False}}
+    with pytest.raises(UserError, match=NOT_INSTALLED) if refused else nullcontext():
+        check_attention(settings, rows, tmp_path)
 
 
 def test_layers_with_a_state_do_not():

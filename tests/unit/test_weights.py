@@ -1,5 +1,7 @@
 """Saved weights against the architecture: every fault is found from the headers alone."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +19,7 @@ from finetune.cli import UserError
 from finetune.weights import differences, expected_shapes, found_shapes, saved_shapes, verify
 from project import make_tiny_model
 
+TRAINED = Path("results/runs/one-run/trained")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 QUERY = "model.layers.0.self_attn.q_proj.weight"
 LARGE = {
@@ -52,7 +55,7 @@ def change(folder, edit):
 
 def fault(folder):
     with pytest.raises(UserError) as error:
-        verify(folder, *expected_shapes(folder, False))
+        verify(folder, *expected_shapes(folder, False), TRAINED)
     return str(error.value)
 
 
@@ -77,7 +80,7 @@ def test_the_text_part_of_a_larger_model_is_whole_with_its_prefix_and_without(tm
         "new": AutoModelForCausalLM.from_config(loaded.config),
     }.items():
         model.save_pretrained(tmp_path / name)
-        assert verify(tmp_path / name, shapes, tied)["tensors"] == len(shapes)
+        assert verify(tmp_path / name, shapes, tied, TRAINED)["tensors"] == len(shapes)
     names = [saved_shapes(tmp_path / name).keys() for name in ("loaded", "new")]
     assert ["model.language_model.norm.weight" in n for n in names] == [True, False]
 
@@ -86,7 +89,7 @@ def test_whole_weights_pass_with_their_counts(folder):
     shapes, tied = expected_shapes(folder, False)
     assert tied == {HEAD: EMBEDDING, EMBEDDING: HEAD}
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert verify(folder, shapes, tied) == {
+    assert verify(folder, shapes, tied, TRAINED) == {
         "tensors": len(shapes) - 1,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
@@ -95,8 +98,8 @@ def test_whole_weights_pass_with_their_counts(folder):
 def test_a_missing_tensor(folder):
     change(folder, lambda tensors: tensors.pop(QUERY))
     assert fault(folder) == (
-        f"{folder} does not hold the whole model: {QUERY} is missing (1 faults in all). "
-        "Train again with `snakemake --forcerun train`."
+        f"the model made of {TRAINED} is not whole: {QUERY} is missing (1 faults in all). "
+        f"Run your command again with `--forcerun {TRAINED}` to train anew."
     )
 
 
@@ -133,12 +136,12 @@ def test_no_weights_at_all(folder):
 def test_one_of_a_tied_pair_is_enough_whichever_it_is(folder, kept):
     change(folder, lambda tensors: tensors.update({kept: tensors.pop(EMBEDDING)}))
     assert kept in saved_shapes(folder)
-    assert verify(folder, *expected_shapes(folder, False))["tensors"] == 20
+    assert verify(folder, *expected_shapes(folder, False), TRAINED)["tensors"] == 20
 
 
 def test_both_of_a_tied_pair_are_no_fault(folder):
     change(folder, lambda tensors: tensors.update({HEAD: tensors[EMBEDDING].clone()}))
-    assert verify(folder, *expected_shapes(folder, False))["tensors"] == 21
+    assert verify(folder, *expected_shapes(folder, False), TRAINED)["tensors"] == 21
 
 
 def test_none_of_a_tied_pair_is_a_fault(folder):
@@ -149,7 +152,7 @@ def test_none_of_a_tied_pair_is_a_fault(folder):
 @pytest.mark.parametrize("lost", [EMBEDDING, HEAD])
 def test_an_untied_model_needs_both(untied, lost):
     assert expected_shapes(untied, False)[1] == {}
-    assert verify(untied, *expected_shapes(untied, False))["tensors"] == 21
+    assert verify(untied, *expected_shapes(untied, False), TRAINED)["tensors"] == 21
     change(untied, lambda tensors: tensors.pop(lost))
     assert f"{lost} is missing (1 faults" in fault(untied)
 
@@ -161,7 +164,7 @@ def test_shards_are_read_together(untied):
     for number, part in enumerate((names[::2], names[1::2]), start=1):
         path = untied / f"model-0000{number}-of-00002.safetensors"
         save_file({n: tensors[n] for n in part}, path)
-    assert verify(untied, *expected_shapes(untied, False))["tensors"] == 21
+    assert verify(untied, *expected_shapes(untied, False), TRAINED)["tensors"] == 21
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -183,7 +186,7 @@ def test_what_transformers_saves_is_what_is_expected(config, tied, tmp_path):
     model = AutoModelForCausalLM.from_config(config(tied))
     model.save_pretrained(tmp_path)
     shapes, pairs = expected_shapes(tmp_path, False)
-    counts = verify(tmp_path, shapes, pairs)
+    counts = verify(tmp_path, shapes, pairs, TRAINED)
     assert counts["parameters"] == sum(p.numel() for p in model.parameters())
     assert len(pairs) == 2 * tied
     for lost in saved_shapes(tmp_path):

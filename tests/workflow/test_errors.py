@@ -76,7 +76,10 @@ def test_several_nodes_without_slurm_are_refused_before_the_first_job(
     project = make_project(tmp_path, tiny_model, runs={"tiny-full": {"nodes": 2}})
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
     assert done.returncode == 1
-    assert "this run wants 2 nodes, and this is no SLURM job. Submit it: `snakemake" in done.stdout
+    text = (
+        "this run wants 2 nodes, and this is no SLURM job. Run your command again with `--profile"
+    )
+    assert text in done.stdout
     assert not (project / "results").exists()
 
 
@@ -86,7 +89,7 @@ def test_wrong_file_stops_before_a_gpu_is_asked_for(tiny_model: Path, tmp_path: 
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=project)
     assert done.returncode == 1
     expected = "rows.jsonl has the columns: question, answer. Needed: `messages`, or `conv"
-    assert f"ERROR prepare_data: {expected}" in done.stdout
+    assert f"ERROR prepare_data lights: {expected}" in done.stdout
     assert "columns: {prompt: question, completion: answer}" in done.stdout
     assert "Training" not in done.stdout
 
@@ -114,7 +117,8 @@ def test_too_big_for_the_gpu_is_refused_by_the_plan(copied: Path, tiny_model: Pa
     make_project(copied, tiny_model, runs={"tiny-full": {"gpu_memory_gb": 0.5, "seed": 9}})
     done = snakemake("--cores", "2", "--configfile", "config.yaml", cwd=copied)
     assert done.returncode == 1
-    assert "ERROR plan_run: needs about 0.8 GB on each GPU, but each has 0.5" in done.stdout
+    text = "ERROR plan_run tiny-full: needs about 0.8 GB on each GPU, but each has 0.5"
+    assert text in done.stdout
     assert "The largest part is context (0.8 GB). No single change fits." in done.stdout
 
 
@@ -125,7 +129,10 @@ def test_no_gpu_granted_is_an_error(copied: Path) -> None:
         cwd=copied,
     )
     assert done.returncode == 1
-    assert "no GPU was granted: run Snakemake with `--resources gpu=1` or more" in done.stdout
+    assert (
+        "no GPU was granted. Run your command again with `--resources gpu=1`, or more."
+        in done.stdout
+    )
 
 
 def test_fewer_gpus_granted_is_said_and_keeps_the_batch(copied: Path) -> None:

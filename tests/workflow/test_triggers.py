@@ -42,6 +42,13 @@ def test_learning_rate_retrains_that_run_alone(finished: Path) -> None:
     assert jobs == ONE_RUN_AGAIN | {"plan_run": 1}
 
 
+def test_to_force_what_a_run_has_trained_does_that_run_alone(finished: Path) -> None:
+    """As errors advise it. The name of the rule would train all runs again."""
+    given = ("-n", "--cores", "2", "--configfile", "config.yaml")
+    done = snakemake(*given, "--forcerun", "results/runs/tiny-qlora/trained", cwd=finished)
+    assert job_counts(done.stdout) == ONE_RUN_AGAIN
+
+
 def test_seed_retrains_without_a_new_plan(finished: Path) -> None:
     assert jobs_after(finished, runs={"tiny-full": {"seed": 5}}) == ONE_RUN_AGAIN
 

@@ -12,7 +12,7 @@ SCRIPTS = Path(workflow.basedir, "workflow", "scripts")
 sys.path.insert(0, str(SCRIPTS))
 
 from finetune import cluster, stages
-from finetune.cli import UserError
+from finetune.cli import UserError, run_again
 from finetune.config_errors import ConfigError, load_config, nearest
 from finetune.nodes import check_nodes
 from finetune.sources import data_inputs, model_inputs
@@ -132,10 +132,11 @@ def keep_trained(job, reason):
     known = reason.updated_input or reason.updated_input_run or reason.missing_output
     known = known or reason.forced or reason.input_changed or reason.code_changed
     if reason.params_changed and not known and trained_as_configured(job.wildcards):
+        as_it_is = run_again(f"--cleanup-metadata {' '.join(job.output)}")
+        anew = run_again(f"--forcerun {job.output.trained}")
         raise WorkflowError(
             f"{job.wildcards.run} is trained with the settings of the config, by a job that outlived "
-            "its Snakemake. To take it as it is: snakemake --cleanup-metadata "
-            f"{' '.join(job.output)}. To train it again: --forcerun train"
+            f"its Snakemake. {as_it_is}, and then without, to take it as it is. {anew} to train anew."
         )
 
 

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 from finetune.checks import failed_checks, notices
-from finetune.cli import read_settings, run_script, say
+from finetune.cli import read_settings, run_script, say, speak_for
 from finetune.files import read_json, write_aside
 from finetune.lint_page import lint_page
 
@@ -23,14 +23,15 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=Path, help="lint.html")
     args = parser.parse_args()
 
+    speak_for(args.title)
     lint = read_json(args.lint)
     failed = failed_checks(lint, args.settings["checks"])
     with write_aside(args.output) as aside:
         aside.write_text(lint_page(args.title, lint, failed), encoding="utf-8")
     verdict = f"failed checks: {len(failed)}" if failed else "all checks passed"
-    say(f"check_data: {args.title}: {verdict}; see {args.output}")
+    say(f"{verdict}; see {args.output}")
     for notice in notices(lint):
-        say(f"check_data: {args.title}: {notice}")
+        say(notice)
 
 
 if __name__ == "__main__":

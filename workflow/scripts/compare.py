@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finetune.cli import UserError, run_script, say
+from finetune.cli import UserError, run_again, run_script, say
 from finetune.figures import loss_figure, memory_figure
 from finetune.files import read_json, write_aside
 from finetune.provenance import code_commit
@@ -54,7 +54,7 @@ def main() -> None:
     write_text(args.output / "summary.html", as_html(rows, classifiers))
     write_figure(args.output / "loss.svg", loss_figure(runs, curves, events))
     write_figure(args.output / "memory.svg", memory_figure(runs))
-    say(f"compare: runs: {len(runs)}, baselines: {len(baselines)}; see {args.output}")
+    say(f"runs: {len(runs)}, baselines: {len(baselines)}; see {args.output}")
 
 
 def named(text: str) -> tuple[str, Path]:
@@ -84,7 +84,7 @@ def load(path: Path, keys: tuple[str, ...]) -> dict:
     if missing := [key for key in keys if key not in record]:
         raise UserError(
             f"{path} lacks {', '.join(missing)}: other code wrote it. "
-            f"Have it made again: snakemake --force {path}"
+            f"{run_again(f'--forcerun {path}')}."
         )
     return record
 
@@ -104,10 +104,10 @@ def readable(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise UserError(f"{path} is missing. Have it made: snakemake {path}") from None
+        raise UserError(f"{path} is missing. {run_again(f'--forcerun {path}')}.") from None
     except ValueError as error:  # not JSON, or not UTF-8
         raise UserError(
-            f"{path} is not JSON ({error}). Have it made again: snakemake --force {path}"
+            f"{path} is not JSON ({error}). {run_again(f'--forcerun {path}')}."
         ) from None
 
 

@@ -15,7 +15,8 @@ import os
 import time
 from pathlib import Path
 
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.batch import NO_GPU
+from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.files import check_complete, read_json, write_aside, write_json
 from finetune.leases import lease, visible_devices
 from finetune.peaks import PeakMemory
@@ -36,9 +37,12 @@ def main() -> None:
     parser.add_argument("--metrics", required=True, type=Path, help="metrics.json")
     parser.add_argument("--predictions", required=True, type=Path, help="predictions.jsonl")
     args = parser.parse_args()
+    speak_for(whose(args.metrics.parent))
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_EVALUATE_OFFLINE"] = "1"
     check_complete(args.model)  # before a GPU is waited for
-    devices, count = visible_devices(), max(1, args.gpus)
+    devices, count = visible_devices(), args.gpus
+    if devices and not count:
+        raise UserError(NO_GPU)
     if 0 < len(devices) < count:
         raise UserError(
             f"evaluation.gpus asks for {count} GPUs and {len(devices)} are visible; set it lower, "
@@ -48,6 +52,12 @@ def main() -> None:
         # read when CUDA starts, which nothing did so far
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
         evaluate_model(args)
+
+
+def whose(folder: Path) -> str:
+    """The run of `runs/{run}/evaluation`; both names of `baselines/{model}/{dataset}`."""
+    owner = folder.parent.name
+    return owner if folder.name == "evaluation" else f"{owner} on {folder.name}"
 
 
 def evaluate_model(args: argparse.Namespace) -> None:
@@ -64,7 +74,7 @@ def evaluate_model(args: argparse.Namespace) -> None:
     write_predictions(args.predictions, lines)
     results |= {"peak_memory": memory.peak, "wall_seconds": process_seconds(), "code": CODE}
     write_json(args.metrics, {"rows": len(tokens)} | results)
-    say(f"evaluate_model: {args.model}: {summary(results)}")
+    say(summary(results))
 
 
 def evaluate_text(args: argparse.Namespace, tokens, lint: dict) -> tuple[dict, list[dict]]:

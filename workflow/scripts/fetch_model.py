@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.files import complete_directory, digest_file, write_json
 from finetune.hub import download_model
 from finetune.sources import locate_model, visible_files
@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--record", required=True, type=Path)
     args = parser.parse_args()
 
+    speak_for(args.record.parent.name)
     source, commit = resolve(**{k: args.settings[k] for k in ORIGIN})
     with complete_directory(args.pretrained) as folder:
         if source.suffix == ".gguf":
@@ -42,9 +43,9 @@ def main() -> None:
     record["files"] = file_record(args.pretrained, with_digests=commit is None)
     write_json(args.record, record)
     for note in notes:
-        say(f"fetch_model: repaired: {note}")
+        say(f"repaired: {note}")
     millions = record["parameters"] / 1e6
-    say(f"fetch_model: {record['architecture']}, {millions:.1f} M parameters, from {source}")
+    say(f"{record['architecture']}, {millions:.1f} M parameters, from {source}")
 
 
 def resolve(source: str, revision: str | None, trust_remote_code: bool) -> tuple[Path, str | None]:

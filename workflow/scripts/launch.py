@@ -24,13 +24,22 @@ from finetune import calibration
 from finetune.attempts import STOPPED, Attempts
 from finetune.backoff import micro_batch
 from finetune.checkpoints import check_space
-from finetune.cli import UserError, describe, read_settings, run_script, say
+from finetune.cli import (
+    UserError,
+    describe,
+    read_settings,
+    run_again,
+    run_script,
+    say,
+    speak_for,
+)
 from finetune.deadline import END_TIME, check_time, end_of_job
 from finetune.facts import facts_of
 from finetune.files import read_json, write_aside
 from finetune.leases import LOCKS, lease, lock_path, lock_paths, try_lease, visible_devices
 from finetune.nodes import Nodes, check_nodes
 from finetune.processes import STOPS, block_stops
+from finetune.refusals import check_installed
 
 ROOT = Path(__file__).resolve().parents[2]
 AGENT, TRAIN = (Path(__file__).with_name(name) for name in ("agent.py", "train.py"))
@@ -51,10 +60,12 @@ ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 def main() -> None:
     block_stops()
     args = parse()
+    speak_for(args.output.parent.name)
     plan, state = read_json(args.plan), args.output.parent / "checkpoints"
     nodes = Nodes(plan["settings"]["nodes"], args.threads)
     check_nodes(args.gpus, nodes.count)
     state.mkdir(parents=True, exist_ok=True)
+    check_installed(args.settings["attention"])
     with only_launch(args.output.parent) as lock:
         devices, here = visible_devices(), args.gpus // nodes.count
         check_devices(args.gpus, plan, len(devices) * nodes.count)
@@ -83,7 +94,7 @@ def keep_for_later(args: argparse.Namespace, plan: dict) -> None:
         calibration.append(args.calibration, line)
     except Exception as error:  # any: a job that fails now loses its finished model
         say(
-            f"launch: no later plan learns from this run, {args.calibration} could not be "
+            f"no later plan learns from this run, {args.calibration} could not be "
             f"written: {describe(error)}"
         )
 
@@ -99,7 +110,7 @@ def only_launch(folder: Path) -> Iterator[Path | None]:
             if error.errno not in NO_LOCKS:
                 raise
             say(
-                f"launch: the file system of {folder} has no file locks ({error.strerror}): start "
+                f"the file system of {folder} has no file locks ({error.strerror}): start "
                 "this run once only"
             )
             yield None
@@ -126,7 +137,7 @@ def leased(count: int, devices: list[str], nodes: int) -> Iterator[tuple[list[st
 def pause(seconds: float) -> None:
     """Wait for a device, but not after a stop."""
     if signal.sigtimedwait(STOPS, seconds):
-        say("launch: stopped before training began; the same command starts it")
+        say("stopped before training began; the same command starts it")
         sys.exit(STOPPED)
 
 
@@ -145,8 +156,8 @@ def check_devices(granted: int, plan: dict, devices: int) -> None:
     """More processes than GPUs would share one."""
     if 0 < devices < granted:
         raise UserError(
-            f"this run wants {granted} GPUs and {devices} are visible. Run it on those with "
-            f"`snakemake --cores all --resources gpu={devices}` (the batch stays "
+            f"this run wants {granted} GPUs and {devices} are visible. "
+            f"{run_again(f'--resources gpu={devices}')} (the batch stays "
             f"{plan['global_batch']} rows), or on the CPU with CUDA_VISIBLE_DEVICES=''."
         )
 

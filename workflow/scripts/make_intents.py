@@ -175,7 +175,7 @@ def main() -> None:
     with write_aside(args.output) as aside:
         aside.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows), "utf-8")
     templates = {row["template"] for row in rows}
-    say(f"make_intents: {len(rows)} rows, {len(INTENTS)} intents, {len(templates)} templates")
+    say(f"{len(rows)} rows, {len(INTENTS)} intents, {len(templates)} templates")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.collator import RowCollator
 from finetune.encoding import IGNORED
 from finetune.files import check_complete, complete_directory, read_json, write_json
@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--record", required=True, type=Path, help="merge.json")
     args = parser.parse_args()
 
+    speak_for(args.output.parent.name)
     check_complete(args.trained)
     trust = args.settings["trust_remote_code"]
     facts = read_json(args.train_record)
@@ -63,13 +64,13 @@ def main() -> None:
             record = {}
         else:
             record = merge_adapter(args, folder, shapes, labels)
-        record |= verify(folder, shapes, tied)
+        record |= verify(folder, shapes, tied, args.trained)
         load_tokenizer(args.base, trust).save_pretrained(folder)
         if labels is None:
             shutil.copy(args.base / "generation_config.json", folder)
         (folder / "README.md").write_text(model_card(facts), encoding="utf-8")
     write_json(args.record, record)
-    say(f"merge: {args.output} holds {record['tensors']} tensors, all verified")
+    say(f"{args.output} holds {record['tensors']} tensors, all verified")
 
 
 def link_trained(trained: Path, base: Path, folder: Path) -> None:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from finetune import cli
 from finetune.batch import split_batch
 from finetune.calibration import Finished, read
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.config import Dataset, Method, Model, Run, complete_run
 from finetune.config_errors import readable
 from finetune.devices import GB, find_device
@@ -56,6 +56,7 @@ def main() -> None:
     if args.settings is None:
         show_outlook(args)
         return
+    speak_for(args.output.parent.name)
     model, lint = read_json(Path(args.model)), read_json(args.lint)
     check_task(args.settings["task"], lint)
     check_data(lint, args.settings["checks"], args.lint.with_suffix(".html"))
@@ -68,7 +69,7 @@ def main() -> None:
     check_evaluation(args.settings, shapes, find_device(args.settings))
     write_json(args.output, plan)
     print(table(plan["neighbours"]), file=sys.stderr)
-    say("plan_run: " + summary(plan))
+    say(summary(plan))
 
 
 def parse() -> argparse.Namespace:
@@ -116,7 +117,7 @@ def earlier_runs(path: Path) -> list[Finished]:
     """What a line cannot be read of is no reason not to plan."""
     lines, damaged = read(path)
     if damaged:
-        say(f"plan_run: {path}: {damaged} damaged lines are not used")
+        say(f"{path}: {damaged} damaged lines are not used")
     return lines
 
 
@@ -134,7 +135,7 @@ def show_outlook(args: argparse.Namespace) -> None:
     if device.cpu:
         where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"
     print(f"{args.model}, rows of {length} tokens, all supervised; {where}", file=cli.terminal)
-    print(table(entries), file=cli.terminal)
+    print(table(entries), file=cli.terminal, flush=True)
 
 
 def asked(args: argparse.Namespace) -> tuple[Run, Dataset]:

@@ -19,7 +19,7 @@ from typing import TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.files import digest_file, write_aside, write_json
 from finetune.formats import find_format
 from finetune.parallel import in_order
@@ -43,6 +43,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
 
+    speak_for(args.output.name)
     settings, tally = args.settings, Tally()
     found = stamps(settings["source"])
     places = open_places(settings["source"], settings["sample_by"])
@@ -56,7 +57,7 @@ def main() -> None:
     check_unchanged(found, stamps(settings["source"]))
     origin = {"sources": digests(settings["source"]), "commits": commits(places)}
     write_json(args.output / "stats.json", tally.stats() | origin | {"settings": settings})
-    say("prepare_data: " + summary(tally))
+    say(summary(tally))
 
 
 class SplitWriter:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from finetune.cli import UserError, read_settings, run_script, say
+from finetune.cli import UserError, read_settings, run_script, say, speak_for
 from finetune.examples import Encoder
 from finetune.files import complete_directory, read_json, write_json
 from finetune.lint import SAMPLES, Counts, describe, sample, sample_rows
@@ -44,6 +44,7 @@ def main() -> None:
     parser.add_argument("--output", required=True, type=Path, help="folder")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    speak_for(f"{args.output.parent.name} for {args.output.name}")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # there are processes enough
 
     classes = class_names(args.data)
@@ -64,7 +65,7 @@ def main() -> None:
     lint["packing"] = pack(args, counts["train"].lengths, classes)
     lint["train"] |= lint["packing"].pop("train", {})
     write_json(args.output / "lint.json", lint)
-    say("tokenize_data: " + summary(lint))
+    say(summary(lint))
 
 
 def class_names(data: Path) -> list[str] | None:
@@ -189,7 +190,7 @@ def pack(args: argparse.Namespace, lengths: Sequence[int], classes: list[str] | 
         config = AutoConfig.from_pretrained(args.model, trust_remote_code=trust)
         why_not = "each row has a label of its own" if classes else why_not_isolated(config)
     if why_not:
-        say(f"tokenize_data: not packed, rows are grouped by length instead: {why_not}")
+        say(f"not packed, rows are grouped by length instead: {why_not}")
     size = args.settings["max_length"] if asked and not why_not and lengths else None
     return {"asked": asked, "why_not": why_not} | pack_split(args.output / "train", lengths, size)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from finetune.cli import run_script
+from finetune.cli import run_script, speak_for
 from finetune.faults import leave, told
 from finetune.imports import in_rank
 from finetune.leases import hold_locks
@@ -21,6 +21,7 @@ from finetune.processes import answer_signals, die_with_parent
 
 def main() -> None:
     args = parse()
+    speak_for(args.output.parent.name)
     args.state.mkdir(parents=True, exist_ok=True)
     die_with_parent()
     answer_signals((args.state / STOP).touch)

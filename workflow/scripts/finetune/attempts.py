@@ -18,7 +18,7 @@ from finetune import checkpoints, cli, peaks
 from finetune.advice import last_remedies
 from finetune.backoff import smaller_micro
 from finetune.batch import split_batch
-from finetune.cli import say
+from finetune.cli import complain, say
 from finetune.facts import FACTS, check_fits
 from finetune.files import read_json, write_json
 from finetune.history import BEGINS, note_kill, record
@@ -69,7 +69,7 @@ class Attempts:
         """Choose the checkpoint to go on from, and take the run back to its step."""
         checkpoint, skipped = checkpoints.newest(self.state)
         for line in skipped:
-            say(f"launch: {line}")
+            say(line)
         checkpoints.rotate(self.state)
         self.facts["micro_batch"] = self.micro
         if checkpoint:
@@ -99,7 +99,7 @@ class Attempts:
             self.stopping = True
             (self.state / STOP).touch()
             name = signal.Signals(number).name
-            say(f"launch: {name}: finishing this step and saving; Ctrl-C from now on does not wait")
+            say(f"{name}: finishing this step and saving; Ctrl-C from now on does not wait")
         elif number == signal.SIGINT:
             self.killed = True
             agent.kill()  # the ranks die with it
@@ -126,12 +126,12 @@ class Attempts:
         step, late = outcome["step"], outcome["late"]
         self.note("stopped", step, late=late)
         why = "the job's time is nearly over: " if late else ""
-        say(f"launch: {why}stopped after step {step}; the same command goes on from there")
+        say(f"{why}stopped after step {step}; the same command goes on from there")
         return STOPPED
 
     def on_killed(self) -> int:
         self.note("killed", self.last_step())
-        say(f"launch: killed; {self.resumes()}")
+        say(f"killed; {self.resumes()}")
         return STOPPED
 
     def on_oom(self, outcome: dict) -> int | None:
@@ -141,12 +141,12 @@ class Attempts:
         if micro is None:
             self.note("failed", outcome["step"], text=outcome["text"])
             advice = last_remedies(self.plan)
-            say(f"ERROR train: {where}, one row at a time. {advice} {self.resumes()}")
+            complain(f"{where}, one row at a time. {advice} {self.resumes()}")
             return FAILED
         self.note("out of memory", outcome["step"], rank=rank, next_micro_batch=micro)
         self.micro = micro
         steps = split_batch(size, micro, self.facts["world_size"])
-        say(f"launch: {where}; now {micro} x {steps} accumulated, the same batch of {size} rows")
+        say(f"{where}; now {micro} x {steps} accumulated, the same batch of {size} rows")
         return STOPPED if self.stopping else None
 
     def on_error(self, outcome: dict) -> int:
@@ -177,7 +177,7 @@ class Attempts:
 
     def fail(self, text: str, step: int) -> int:
         self.note("failed", step, text=text)
-        say(f"ERROR train: {text} {self.resumes()}")
+        complain(f"{text} {self.resumes()}")
         return FAILED
 
     def note(self, event: str, step: int, **facts: object) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from finetune.batch import split_batch
-from finetune.cli import UserError, say
+from finetune.cli import UserError, run_again, say
 from finetune.history import backed_off, read_history
 
 SIGNS = (
@@ -51,7 +51,7 @@ def micro_batch(granted: int, plan: dict, state: Path) -> int:
     if granted != plan["world_size"]:
         before = f"{planned} x {plan['accumulation']} x {plan['world_size']}"
         say(
-            f"launch: micro-batch x accumulation x processes = {before} = {size} rows were "
+            f"micro-batch x accumulation x processes = {before} = {size} rows were "
             f"planned; with {granted} granted it is "
             f"{micro} x {split_batch(size, micro, granted)} x {granted}"
         )
@@ -63,7 +63,7 @@ def check_grant(granted: int, plan: dict) -> None:
     if granted and size % granted:
         fewer = max(n for n in range(nodes, granted, nodes) if size % n == 0)
         raise UserError(
-            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. Run it on fewer: "
-            f"`snakemake --cores all --resources gpu={fewer}`."
+            f"a batch of {size} rows cannot be split evenly over {granted} GPUs. "
+            f"{run_again(f'--resources gpu={fewer}')}."
         )
     split_batch(size, 1, granted)  # it refuses none at all

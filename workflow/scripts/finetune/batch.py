@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from finetune.cli import UserError
+from finetune.cli import UserError, run_again
+
+NO_GPU = f"no GPU was granted. {run_again('--resources gpu=1')}, or more."
 
 
 def split_batch(global_batch: int, micro: int, world_size: int) -> int:
@@ -11,7 +13,7 @@ def split_batch(global_batch: int, micro: int, world_size: int) -> int:
     Raises UserError, naming values that would divide, when no whole number does.
     """
     if world_size < 1:
-        raise UserError("no GPU was granted: run Snakemake with `--resources gpu=1` or more")
+        raise UserError(NO_GPU)
     steps, remainder = divmod(global_batch, micro * world_size)
     if remainder == 0:
         return steps

@@ -80,7 +80,9 @@ def untested(config: Config) -> Iterable[tuple[Location, str]]:
     """Files without a test split. A hub dataset or a saved one may bring its own."""
     for name, dataset in config.datasets.items():
         if dataset.split.test == 0 and not any(map(may_bring_a_test_split, dataset.source)):
-            yield ("datasets", name, "split", "test"), "every model is evaluated; give it a share"
+            text = "is 0, and no source brings a test split, on which every model is evaluated: "
+            text += "set e.g. 0.1, or give a source `into: test`"
+            yield ("datasets", name, "split", "test"), text
 
 
 def idle_revisions(config: Config) -> Iterable[tuple[Location, str]]:
@@ -114,12 +116,13 @@ def written_twice(node: Any, loc: Location = ()) -> Iterable[tuple[Location, str
     for index, entry in enumerate(node.value if isinstance(node, yaml.SequenceNode) else []):
         yield from written_twice(entry, (*loc, index))
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     for key, value in pairs:
-        here = (*loc, key.value)
-        if key.value in seen:
-            yield here, "is written twice"
-        seen.add(key.value)
+        here, line = (*loc, key.value), key.start_mark.line + 1
+        if first := seen.get(key.value):
+            text = f"is written twice, first in line {first}, which YAML would drop: "
+            yield here, text + "join the two, or rename one"
+        seen[key.value] = line
         yield from written_twice(value, here)
 
 

@@ -53,7 +53,7 @@ def slurm_end(job: str) -> float | None:
         if text := os.environ.get("SLURM_JOB_END_TIME"):
             return float(text)
     say(
-        f"launch: SLURM names no end of job {job}. If it has a time limit, up to "
+        f"SLURM names no end of job {job}. If it has a time limit, up to "
         "checkpoint_minutes of training will be lost there"
     )
     return None

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from finetune.cli import UserError
+from finetune.cli import UserError, run_again
 from finetune.files import digest_json, read_json
 from finetune.memory import zero_section
 
@@ -59,8 +59,8 @@ def check_fits(checkpoint: Path, then: dict, now: dict, sharded: bool) -> None:
     if sharded and before != granted:
         raise UserError(
             f"{checkpoint} was made by {before} processes and there are now {granted}: ZeRO splits "
-            f"the optimizer over a fixed number. Go on with `gpus: {before}` and `--resources "
-            f"gpu={before}`, or {again}"
+            f"the optimizer over a fixed number. Set `gpus: {before}`. "
+            f"{run_again(f'--resources gpu={before}')}, or {again}"
         )
 
 

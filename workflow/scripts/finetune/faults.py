@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from finetune.backoff import is_out_of_memory
-from finetune.cli import UserError, describe, say
+from finetune.cli import UserError, complain, describe
 from finetune.outcome import claim
 
 ECHO = 3.0
@@ -45,13 +45,12 @@ def tell(folder: Path, error: Exception, step: int) -> None:
     if not isinstance(error, UserError) or error.__cause__:
         traceback.print_exc()
         time.sleep(0 if kind == "oom" else ECHO)
-    line = f"ERROR train: {text}"
     rank = int(os.environ.get("RANK", 0))
     first = claim(folder, kind, rank=rank, step=step, text=text)
     if first and kind == "error":  # after `oom` the launcher may start again, and speaks
-        say(line)
+        complain(text)
     else:
-        print(line, file=sys.stderr)
+        print(f"ERROR rank {rank}: {text}", file=sys.stderr)
 
 
 def leave(code: int) -> NoReturn:

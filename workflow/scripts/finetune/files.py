@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from finetune.cli import UserError
+from finetune.cli import UserError, run_again
 
 MANIFEST = "manifest.json"
 
@@ -66,8 +66,8 @@ def check_complete(folder: Path) -> None:
         found = (folder / name).stat().st_size if (folder / name).exists() else "missing"
         if found != size:
             raise UserError(
-                f"{folder / name} is {found}, not {size} bytes as its manifest says. Make the "
-                f"folder again: snakemake --force {folder}"
+                f"{folder / name} is {found}, not {size} bytes as its manifest says. "
+                f"{run_again(f'--forcerun {folder}')}, which makes the folder anew."
             )
 
 

@@ -23,9 +23,12 @@ def in_halves(work: Callable[[list[int]], T], rows: list[int]) -> Iterator[tuple
         if not is_out_of_memory(error):
             raise
         if len(rows) == 1:
+            more = "give the job more memory (on a cluster, mem_mb in the profile)"
+            more = "set evaluation.gpus higher" if torch.cuda.is_available() else more
             raise UserError(
-                f"memory does not suffice for the model and one row: {error}. Set "
-                "evaluation.gpus higher, or max_length or evaluation.max_new_tokens lower."
+                f"memory does not suffice for the model and one row: {error}. Set max_length lower "
+                "under the dataset or, where answers are written, evaluation.max_new_tokens. Or "
+                f"{more}."
             ) from error
     # no earlier: the error holds what the failed attempt had made
     torch.cuda.empty_cache()

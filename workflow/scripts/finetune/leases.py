@@ -46,7 +46,7 @@ def visible_devices() -> list[str]:
             why = "it is built without CUDA. envs/requirements.txt installs one that has it."
         raise UserError(
             f"{given} gives this job GPUs, and PyTorch {torch.__version__} finds none: {why} "
-            "To use the CPU all the same, start snakemake with DS_ACCELERATOR=cpu."
+            "To use the CPU all the same, put DS_ACCELERATOR=cpu before your command."
         )
     if count and (named := os.environ.get("CUDA_VISIBLE_DEVICES")):
         return [name.strip() for name in named.split(",")][:count]

@@ -12,7 +12,7 @@ import os
 import shutil
 import socket
 
-from finetune.cli import UserError
+from finetune.cli import UserError, run_again
 from finetune.processes import PARENT
 
 HEAD = "SLURM_LAUNCH_NODE_IPADDR"
@@ -25,8 +25,9 @@ def check_nodes(gpus: int, nodes: int) -> None:
         return
     if "SLURM_JOB_ID" not in os.environ or not shutil.which("srun"):
         raise UserError(
-            f"this run wants {nodes} nodes, and this is no SLURM job. Submit it: `snakemake "
-            "--profile workflow/profiles/slurm`. Or set `nodes: 1` to train on this machine alone."
+            f"this run wants {nodes} nodes, and this is no SLURM job. "
+            f"{run_again('--profile workflow/profiles/slurm')}, which submits it. Or set "
+            "`nodes: 1` to train on this machine alone."
         )
     if gpus % nodes:
         raise UserError(

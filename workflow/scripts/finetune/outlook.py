@@ -68,10 +68,10 @@ def checked(request: Request, job: Job, oversubscribe: bool) -> Job:
         text = refusal(request, job)
         if not oversubscribe:
             raise UserError(text)
-        say(f"plan_run: WARNING: {text} It is started all the same: allow_oversubscription.")
+        say(f"WARNING: {text} It is started all the same: allow_oversubscription.")
     elif request.predicts(job) > request.room(job).available:
         say(
-            f"plan_run: WARNING: {correction(request, job)}That would be refused, and is started "
+            f"WARNING: {correction(request, job)}That would be refused, and is started "
             "because of those runs."
         )
     return job

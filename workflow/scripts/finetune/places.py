@@ -107,7 +107,7 @@ def say_left_out(folder: str) -> None:
     others = sorted(file.name for file in visible_files(Path(folder)) if not file_kind(file))
     if others:
         listed = ", ".join(others[:5]) + ", …" * (len(others) > 5)
-        say(f"prepare_data: {folder}: left out, since they are no files of rows: {listed}")
+        say(f"{folder}: left out, since they are no files of rows: {listed}")
 
 
 def load_saved(path: str) -> dict[str, datasets.Dataset]:
@@ -154,7 +154,7 @@ def check_commit(builder: datasets.DatasetBuilder, path: str, revision: str | No
             f"{builder.hash}, may not be revision {revision!r}. Run once on a host with a network, "
             f"or set `revision: {builder.hash}`."
         )
-    say(f"prepare_data: {path} comes from the cache, not from the hub: commit {builder.hash}")
+    say(f"{path} comes from the cache, not from the hub: commit {builder.hash}")
 
 
 def chosen_splits(loaded: dict[str, datasets.Dataset], source: dict) -> dict:
@@ -172,7 +172,7 @@ def chosen_splits(loaded: dict[str, datasets.Dataset], source: dict) -> dict:
             f"`source: {{path: {path}, split: {next(iter(loaded))}, into: train}}`"
         )
     if others := [split for split in loaded if split not in SPLITS]:
-        say(f"prepare_data: {path} has other splits, which are left out: {', '.join(others)}")
+        say(f"{path} has other splits, which are left out: {', '.join(others)}")
     return {split: loaded[split] for split in SPLITS if split in loaded}
 
 

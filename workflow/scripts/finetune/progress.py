@@ -12,7 +12,7 @@ from statistics import median
 
 from transformers import TrainerCallback
 
-from finetune.cli import say
+from finetune.cli import show
 from finetune.metric_lines import read_lines
 
 SECONDS_BETWEEN_LINES = 20
@@ -56,7 +56,7 @@ class Progress(TrainerCallback):
     def on_train_begin(self, args, state, control, **_: object) -> None:
         self.started, self.first_step = time.monotonic(), state.global_step
         done = f", {self.first_step} of them done" if self.first_step else ""
-        say(f"{self.run}: {state.max_steps} steps{done}")
+        show(f"{self.run}: {state.max_steps} steps{done}")
 
     def on_log(self, args, state, control, logs: dict | None = None, **_: object) -> None:
         line = {"step": state.global_step, **finite(logs or {})}
@@ -68,9 +68,9 @@ class Progress(TrainerCallback):
         due = time.monotonic() - self.said >= SECONDS_BETWEEN_LINES
         if "loss" in line and (due or last):
             self.said = time.monotonic()
-            say(self.line(state, line))
+            show(self.line(state, line))
         elif "eval_loss" in line:
-            say(f"{self.run}: step {state.global_step}, validation loss {line['eval_loss']:.4f}")
+            show(f"{self.run}: step {state.global_step}, validation loss {line['eval_loss']:.4f}")
 
     def watch_for_spikes(self, line: dict) -> dict:
         """A loss that jumps is worth a look, and mostly no reason to stop."""
@@ -78,7 +78,7 @@ class Progress(TrainerCallback):
         self.losses.append(line["loss"])
         if usual is None:
             return {}
-        say(
+        show(
             f"{self.run}: step {line['step']}, the loss jumped to {line['loss']:.4f} from about "
             f"{usual:.4f}; if it stays there, lower optimizer.learning_rate"
         )

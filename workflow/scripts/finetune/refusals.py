@@ -9,7 +9,7 @@ from math import ceil
 from pathlib import Path
 
 from finetune.checks import failed_checks
-from finetune.cli import UserError, say
+from finetune.cli import UserError, run_again, say
 from finetune.devices import GB, Device, find_device
 from finetune.shapes import Shapes
 
@@ -54,10 +54,29 @@ def check_context(context: int | None, longest: int) -> None:
 
 
 def check_attention(settings: dict, lint: dict, pretrained: Path) -> None:
+    """Where the GPUs are told and not seen, another machine trains: then launch.py asks whether the
+    package is there."""
     if settings["attention"] == "flash_attention_2" and lint["packing"]["used"]:
         from finetune.varlen import check_chosen  # it imports the models of transformers
 
         check_chosen(pretrained, settings["trust_remote_code"])
+    if not (settings["gpu_memory_gb"] or settings["gpu_model"]):
+        check_installed(settings["attention"])
+
+
+def check_installed(attention: str | None) -> None:
+    """On the machine that trains. What transformers would say when a model is loaded, on GPUs that
+    were waited for; where it has `kernels`, it takes one of those instead."""
+    if attention != "flash_attention_2":
+        return
+    from transformers.utils import is_flash_attn_greater_or_equal, is_kernels_available
+
+    if not (is_flash_attn_greater_or_equal("2.3.3") or is_kernels_available()):
+        raise UserError(
+            "`attention: flash_attention_2` needs a GPU and the package flash-attn (2.3.3 or "
+            "newer), which is not installed here: `pip install flash-attn`, or leave `attention` "
+            "out under the model."
+        )
 
 
 def check_compile(settings: dict) -> None:
@@ -97,10 +116,10 @@ def check_evaluation(settings: dict, shapes: Shapes, device: Device) -> None:
         f"x {device.available / GB:.1f} GB ({device.name}). "
     )
     if settings["allow_oversubscription"]:
-        say(f"plan_run: WARNING: {text}It is started all the same: allow_oversubscription.")
+        say(f"WARNING: {text}It is started all the same: allow_oversubscription.")
         return
     raise UserError(
         f"{text}Set `evaluation: {{gpus: {ceil(needed / device.available)}}}` under the dataset. "
-        "Or, to train and merge alone, set `allow_oversubscription: true` for the run, and give "
-        "Snakemake `--until merge`."
+        "Or, to train and merge alone, set `allow_oversubscription: true` for the run. "
+        f"{run_again('--until merge')}."
     )

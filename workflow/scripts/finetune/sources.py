@@ -95,7 +95,11 @@ def inside_package(reference: str) -> Path:
     name, _, inner = reference.partition("/")
     spec = find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        raise UserError(f"the Python package {name!r} is not installed: run `make install`.")
+        raise UserError(
+            f"the Python package {name!r} of source `package:{reference}` is not installed here. "
+            "Is it the name that is imported? What config/config.yaml wants comes with `make "
+            "install`; a package of your own you install into the same environment."
+        )
     path = Path(next(iter(spec.submodule_search_locations))) / inner
     if not path.exists():
         raise UserError(f"the Python package {name!r} has no file {inner!r}.")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import numpy as np
 
 from finetune.cli import UserError
 from finetune.records import Reject
+from finetune.sources import file_kind
 from finetune.splits import SPLITS
 
 
@@ -74,8 +76,9 @@ class Tally:
                 none = " (validation: 0 if you want none)" if name == "validation" else ""
                 cure = f"or a larger share{none}"
                 cure = cure if name in split else "or smaller shares to the others"
+                texts = any(file_kind(Path(source)) == "txt" for source in self.sources)
+                hint = " A .txt file is one row unless sample_by says otherwise." if texts else ""
                 raise UserError(
                     f"the {name} split is empty ({self.rows.total()} rows in all). Give more rows, "
-                    f"another split.seed, {cure}. A .txt file is one row unless "
-                    "sample_by says otherwise."
+                    f"another split.seed, {cure}.{hint}"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 from jinja2 import TemplateSyntaxError
@@ -74,7 +75,10 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str
     """Padding that is not EOS: a model whose padding is EOS is masked wrong by other tools."""
     vocabulary = tokenizer.get_vocab()
     if wanted is not None and wanted not in vocabulary:
-        raise UserError(f"pad_token {wanted!r} is not in the vocabulary of this model.")
+        raise UserError(
+            f"`pad_token: {wanted}` under the model is not in its vocabulary. "
+            f"{in_place_of(wanted, tokenizer)}"
+        )
     before = tokenizer.pad_token
     if wanted is None and before is not None and before != tokenizer.eos_token:
         return None
@@ -85,6 +89,14 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase, wanted: str | None) -> str
     if tokenizer.pad_token == before:
         return None
     return f"pad token {before!r} -> {tokenizer.pad_token!r} (EOS is {tokenizer.eos_token!r})"
+
+
+def in_place_of(wanted: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """What to pad with. A whole vocabulary has something like any word: added tokens alone."""
+    added = [token for token in tokenizer.get_added_vocab() if token != tokenizer.eos_token]
+    close = get_close_matches(wanted, added, n=3, cutoff=0.4) or added[:3]
+    others = f"Set one that is ({', '.join(close)}), or leave" if close else "Leave"
+    return f"{others} it out: a spare one is taken where the model has none."
 
 
 def set_length(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> str | None:

@@ -42,7 +42,7 @@ def flash_attention(folder: Path, trust_remote_code: bool) -> str | None:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
     reason = why_not_varlen(config)
     if reason:
-        say(f"train: FlashAttention is not used for packs: {reason}")
+        say(f"FlashAttention is not used for packs: {reason}")
     return None if reason else FLASH
 
 

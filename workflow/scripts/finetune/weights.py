@@ -8,7 +8,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-from finetune.cli import UserError
+from finetune.cli import UserError, run_again
 
 TensorShapes = dict[str, tuple[int, ...]]
 
@@ -67,14 +67,17 @@ def expected_shapes(
     return {name: tuple(tensor.shape) for name, tensor in saved.items()}, tied
 
 
-def verify(folder: Path, expected: TensorShapes, tied: dict[str, str]) -> dict[str, int]:
-    """Raise UserError unless every expected tensor is there, whole, and nothing else is."""
+def verify(
+    folder: Path, expected: TensorShapes, tied: dict[str, str], trained: Path
+) -> dict[str, int]:
+    """Raise UserError unless every expected tensor is there, whole, and nothing else is. What the
+    folder was made of, `trained`, is what to make again."""
     found = found_shapes(folder, expected)
     faults = list(differences(found, expected, tied))
     if faults:
         raise UserError(
-            f"{folder} does not hold the whole model: {'; '.join(faults[:3])} "
-            f"({len(faults)} faults in all). Train again with `snakemake --forcerun train`."
+            f"the model made of {trained} is not whole: {'; '.join(faults[:3])} "
+            f"({len(faults)} faults in all). {run_again(f'--forcerun {trained}')} to train anew."
         )
     return {"tensors": len(found), "parameters": sum(prod(shape) for shape in found.values())}
 
