@@ -12,6 +12,7 @@ torch's linear_cross_entropy and Liger take the head's weight instead, and know 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from finetune.activations import PIECE
 from finetune.cross_entropy import lose_in_chunks
@@ -73,12 +75,23 @@ def pieces(model: PreTrainedModel, batch: Mapping) -> list[dict[str, torch.Tenso
     kept, labels = batch["logits_to_keep"], batch["shift_labels"]
     config = model.config.get_text_config()
     size = max(1, PIECE // (len(batch["input_ids"]) * config.vocab_size))
+    count = agreed(math.ceil(len(kept) / size), kept.device)
     if getattr(config, "output_router_logits", False) or (
         model.base_model_prefix not in model._modules
     ):
-        size = max(1, len(kept))
-    cut = zip(kept.split(size), labels.split(size, dim=1), strict=True)
+        count = 1
+    cut = zip(kept.tensor_split(count), labels.tensor_split(count, dim=1), strict=True)
     return [{"logits_to_keep": one, "shift_labels": other.contiguous()} for one, other in cut]
+
+
+def agreed(count: int, device: torch.device) -> int:
+    """The most pieces that any rank needs, where weights are cut among ranks (ZeRO-3): for each
+    piece all of them gather the head's together. Who has fewer tokens gets empty pieces."""
+    if not is_deepspeed_zero3_enabled():
+        return max(1, count)
+    most = torch.tensor(max(1, count), device=device)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    return most.item()
 
 
 def lose_in_pieces(model: PreTrainedModel) -> None:
