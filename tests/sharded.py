@@ -1,7 +1,7 @@
 """One rank of two under ZeRO-3, in which another number of tokens is supervised than in the other.
 
-Prints, as JSON, what each batch gives with all logits at once and in pieces of two positions:
-loss, gradients, and the scores of a validation.
+Writes, as JSON, what each batch gives with all logits at once and in pieces of two positions:
+loss, gradients, the scores of a validation, and how many pieces there were.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scrip
 from finetune import head  # noqa: E402
 from finetune.scores import scores_in_pieces  # noqa: E402
 
-COUNTS = [(4, 9), (9, 1), (3, 3)]
+COUNTS = [(1, 4), (9, 4), (3, 3)]
 """Supervised tokens of each batch, by rank."""
 VOCABULARY, LENGTH, PIECE = 61, 12, 2 * 61
 SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8}
@@ -54,7 +54,7 @@ def batch(rank: int, counts: tuple[int, int]) -> dict:
 
 
 def found(engine: deepspeed.DeepSpeedEngine, inputs: dict, items: int) -> dict:
-    """Gradients by name; the loss, and what a validation sums of each row."""
+    """Gradients by name, and the rest."""
     engine.train()
     loss = engine(**inputs, num_items_in_batch=torch.tensor(items)).loss
     engine.backward(loss)
@@ -63,21 +63,18 @@ def found(engine: deepspeed.DeepSpeedEngine, inputs: dict, items: int) -> dict:
     engine.eval()
     with torch.no_grad():
         scores = scores_in_pieces(engine.module, inputs)
-    return values | {"loss": loss.item(), "scores": scores.tolist()}
+    made = engine.module.most_pieces
+    return values | {"loss": loss.item(), "scores": scores.tolist(), "pieces": made}
 
 
 def main() -> None:
     deepspeed.init_distributed("gloo")
     rank, held, results = int(os.environ["RANK"]), [], []
+    at_once = head.PIECE
     for tied in (False, True):
         engine = sharded(tied, held)
-        for counts in COUNTS:
-            inputs, at_once = batch(rank, counts), head.PIECE
-            pair = []
-            for head.PIECE in (at_once, PIECE):
-                pair.append(found(engine, inputs, sum(counts)))
-            head.PIECE = at_once
-            results.append(pair)
+        for head.PIECE in (at_once, PIECE):
+            results.append([found(engine, batch(rank, both), sum(both)) for both in COUNTS])
     Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(results))
     torch.distributed.barrier()
     os._exit(0)  # as train.py leaves: DeepSpeed's threads may outlive the process group

@@ -75,23 +75,31 @@ def pieces(model: PreTrainedModel, batch: Mapping) -> list[dict[str, torch.Tenso
     kept, labels = batch["logits_to_keep"], batch["shift_labels"]
     config = model.config.get_text_config()
     size = max(1, PIECE // (len(batch["input_ids"]) * config.vocab_size))
-    count = agreed(math.ceil(len(kept) / size), kept.device)
     if getattr(config, "output_router_logits", False) or (
         model.base_model_prefix not in model._modules
     ):
         count = 1
+    else:
+        count = agreed(model, max(1, math.ceil(len(kept) / size)), kept.device)
     cut = zip(kept.tensor_split(count), labels.tensor_split(count, dim=1), strict=True)
     return [{"logits_to_keep": one, "shift_labels": other.contiguous()} for one, other in cut]
 
 
-def agreed(count: int, device: torch.device) -> int:
-    """The most pieces that any rank needs, where weights are cut among ranks (ZeRO-3): for each
-    piece all of them gather the head's together. Who has fewer tokens gets empty pieces."""
+def agreed(model: PreTrainedModel, count: int, device: torch.device) -> int:
+    """The pieces of this batch, of which a rank needs `count`. Under ZeRO-3 each of them gathers
+    the head from all ranks: so all make as many as the one that needs most, some of them empty.
+
+    And never fewer than before: as long as a step calls the same modules as the last, DeepSpeed
+    fetches weights ahead and keeps the head from one piece to the next; when the count goes up and
+    down, each piece gathers it anew. Gathering it around all pieces (GatheredParameters) would not
+    do: DeepSpeed lets go of it after the first, and the backward pass comes later.
+    """
     if not is_deepspeed_zero3_enabled():
-        return max(1, count)
-    most = torch.tensor(max(1, count), device=device)
+        return count
+    most = torch.tensor(max(count, getattr(model, "most_pieces", 1)), device=device)
     torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-    return most.item()
+    model.most_pieces = most.item()
+    return model.most_pieces
 
 
 def lose_in_pieces(model: PreTrainedModel) -> None:
