@@ -18,8 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.integrations import HfDeepSpeedConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workflow" / "scripts"))
-from finetune import head  # noqa: E402
-from finetune.scores import scores_in_pieces  # noqa: E402
+from finetune import head
+from finetune.scores import scores_in_pieces
 
 COUNTS = [(1, 4), (9, 4), (3, 3)]
 """Supervised tokens of each batch, by rank."""
