@@ -166,6 +166,21 @@ except ImportError:
 """
 
 
+def test_a_gpu_that_is_there_is_left_alone(adapted, base, tokens, tmp_path, monkeypatch):
+    """It is somebody's who leased it. What opens a context on it goes through _lazy_init, or is
+    told a device by peft."""
+
+    def refuse():
+        raise AssertionError("merging starts CUDA")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", refuse)
+    settings, trained = adapted
+    _, record = run_merge(monkeypatch, tmp_path, settings, trained, base, tokens)
+    assert record["tensors"] == 20
+
+
 def test_the_model_opens_without_peft(base, tokens, tmp_path, monkeypatch):
     adapt(base, tmp_path / "trained", QLORA["quantization"])
     args = (QLORA, tmp_path / "trained", base, tokens)

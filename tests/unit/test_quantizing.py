@@ -14,7 +14,7 @@ DEFAULT = torch._C.DispatchKeySet(torch._C.DispatchKey.CompositeExplicitAutograd
 @pytest.fixture(autouse=True)
 def quick():
     """As a model that is loaded in 4 bit asks for it."""
-    quantization({"type": "nf4", "double": True})
+    quantization({"type": "nf4", "double": True}, torch.bfloat16)
 
 
 def both(weight, blocksize=64, kind="nf4", storage=torch.uint8):

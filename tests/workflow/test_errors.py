@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from finetune.files import read_json
-from project import make_project, snakemake
+from project import ROOT, make_project, snakemake
 
 BAD = {
     "unknown key": (
@@ -79,6 +80,47 @@ def test_several_nodes_without_slurm_are_refused_before_the_first_job(
     text = (
         "this run wants 2 nodes, and this is no SLURM job. Run your command again with `--profile"
     )
+    assert text in done.stdout
+    assert not (project / "results").exists()
+
+
+UNNAMED = (
+    "runs.tiny-full, runs.tiny-qlora: plan_run is a job without a GPU and cannot see which one "
+    "training gets: it would fill the memory of a CPU node instead. Add `gpu_model: a100-80` (or "
+    "another of config/README.md) or `gpu_memory_gb: 80` to these runs, or to `defaults`, in the "
+    "config. To train on CPUs, start snakemake with DS_ACCELERATOR=cpu."
+)
+NEXT = "`squeue --me --noheader --format %i|%T|%k|%Z` failed: no cluster"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "given", "arguments", "text"),
+    [
+        ("", {}, (), UNNAMED),
+        ("cuda", {"gpu_memory_gb": 40}, (), NEXT),
+        ("", {"gpu_model": "l4"}, (), NEXT),
+        ("cpu", {}, (), NEXT),
+        ("", {}, ("plan_run:gpu=1", "train:slurm_partition=gpu"), NEXT),  # then it sees one
+    ],
+    ids=["not named", "memory", "model", "on CPUs", "planned on a GPU"],
+)
+def test_gpus_that_no_plan_can_see_have_to_be_named_before_the_first_job(
+    accelerator: str,
+    given: dict,
+    arguments: tuple[str, ...],
+    text: str,
+    tiny_model: Path,
+    tmp_path: Path,
+) -> None:
+    project = make_project(tmp_path, tiny_model, defaults=given)
+    squeue = tmp_path / "squeue"  # what is asked next
+    squeue.write_text("#!/bin/sh\necho no cluster >&2; exit 1\n")
+    squeue.chmod(0o755)
+    env = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "DS_ACCELERATOR": accelerator}
+    profile = ("--profile", str(ROOT / "workflow" / "profiles" / "slurm"))
+    changed = ("--set-resources", *arguments) if arguments else ()
+    done = snakemake(*profile, "--configfile", "config.yaml", *changed, cwd=project, **env)
+    assert done.returncode == 1
     assert text in done.stdout
     assert not (project / "results").exists()
 

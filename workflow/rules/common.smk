@@ -48,15 +48,14 @@ onstart:
             keep_trained(job, workflow.dag.reason(job))
     try:
         if type(settings).__module__ == "snakemake_executor_plugin_slurm":
+            submitted = [job for job in jobs if not job.is_local]
+            if not ON_CPU:
+                cluster.check_gpus(planned_unseen(submitted))
             cluster.check_cluster(
                 os.getcwd(),
                 settings.status_command,
                 settings.init_seconds_before_status_checks,
-                [
-                    (job.rule.name, job.resources)
-                    for job in jobs
-                    if not job.is_local
-                ],
+                [(job.rule.name, job.resources) for job in submitted],
             )
         else:
             for job in jobs:
@@ -94,6 +93,15 @@ def dataset_of(wildcards):
 
 def run_of(wildcards):
     return named("run", CONFIG.runs, wildcards.run)
+
+
+def planned_unseen(jobs):
+    """The runs, by name, that these jobs plan without a GPU of their own."""
+    return {
+        job.wildcards.run: run_of(job.wildcards)
+        for job in jobs
+        if job.rule.name == "plan_run" and not job.resources.get("gpu")
+    }
 
 
 def on_nodes(resource):

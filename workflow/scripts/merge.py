@@ -144,7 +144,9 @@ def adapted(args: argparse.Namespace, form: str, labels: list[str] | None) -> Pe
     """The adapter on that form of its base."""
     from peft import PeftModel
 
-    return PeftModel.from_pretrained(load_base(args, form, labels), args.trained)
+    base = load_base(args, form, labels)
+    # not peft's choice: a GPU if there is one, which some training has leased
+    return PeftModel.from_pretrained(base, args.trained, torch_device="cpu")
 
 
 def same_shapes(model: PreTrainedModel, shapes: TensorShapes) -> bool:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from finetune.cli import UserError, say
+from finetune.config import Run
 
 LONGEST_POLL = 180
 """Seconds between two looks of Snakemake's SLURM plugin at its jobs, at most."""
@@ -39,6 +40,20 @@ def check_cluster(
     check_earlier_jobs(folder)
     check_accounting(status_command, first_poll)
     check_partitions({(rule, r.get("slurm_partition"), r.get("runtime")) for rule, r in jobs})
+
+
+def check_gpus(planned: Mapping[str, Run]) -> None:
+    """Runs, by name, whose plans are made in jobs that see no GPU: they take RAM for its memory,
+    unless the config names it."""
+    unnamed = [n for n, run in planned.items() if not (run.gpu_model or run.gpu_memory_gb)]
+    if unnamed:
+        raise UserError(
+            f"{', '.join(f'runs.{name}' for name in sorted(unnamed))}: plan_run is a job without a "
+            "GPU and cannot see which one training gets: it would fill the memory of a CPU node "
+            "instead. Add `gpu_model: a100-80` (or another of config/README.md) or "
+            "`gpu_memory_gb: 80` to these runs, or to `defaults`, in the config. To train on CPUs, "
+            "start snakemake with DS_ACCELERATOR=cpu."
+        )
 
 
 def check_earlier_jobs(folder: str) -> None:

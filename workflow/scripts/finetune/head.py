@@ -12,6 +12,7 @@ torch's linear_cross_entropy and Liger take the head's weight instead, and know 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.integrations import is_deepspeed_zero3_enabled
 
 from finetune.activations import PIECE
 from finetune.cross_entropy import lose_in_chunks
@@ -76,9 +78,28 @@ def pieces(model: PreTrainedModel, batch: Mapping) -> list[dict[str, torch.Tenso
     if getattr(config, "output_router_logits", False) or (
         model.base_model_prefix not in model._modules
     ):
-        size = max(1, len(kept))
-    cut = zip(kept.split(size), labels.split(size, dim=1), strict=True)
+        count = 1
+    else:
+        count = agreed(model, max(1, math.ceil(len(kept) / size)), kept.device)
+    cut = zip(kept.tensor_split(count), labels.tensor_split(count, dim=1), strict=True)
     return [{"logits_to_keep": one, "shift_labels": other.contiguous()} for one, other in cut]
+
+
+def agreed(model: PreTrainedModel, count: int, device: torch.device) -> int:
+    """The pieces of this batch, of which a rank needs `count`. Under ZeRO-3 each of them gathers
+    the head from all ranks: so all make as many as the one that needs most, some of them empty.
+
+    And never fewer than before: as long as a step calls the same modules as the last, DeepSpeed
+    fetches weights ahead and keeps the head from one piece to the next; when the count goes up and
+    down, each piece gathers it anew. Gathering it around all pieces (GatheredParameters) would not
+    do: DeepSpeed lets go of it after the first, and the backward pass comes later.
+    """
+    if not is_deepspeed_zero3_enabled():
+        return count
+    most = torch.tensor(max(count, getattr(model, "most_pieces", 1)), device=device)
+    torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
+    model.most_pieces = most.item()
+    return model.most_pieces
 
 
 def lose_in_pieces(model: PreTrainedModel) -> None:

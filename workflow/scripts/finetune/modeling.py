@@ -93,11 +93,11 @@ def placement(settings: dict, local_rank: int) -> dict:
     device = local_rank if torch.cuda.is_available() else "cpu"
     return {
         "device_map": {"": device},
-        "quantization_config": quantization(settings["quantization"]),
+        "quantization_config": quantization(settings["quantization"], compute_dtype()),
     }
 
 
-def quantization(section: dict):
+def quantization(section: dict, dtype: torch.dtype):
     from transformers import BitsAndBytesConfig
 
     from finetune.quantizing import quantize_quickly_on_cpu
@@ -107,7 +107,7 @@ def quantization(section: dict):
         load_in_4bit=True,
         bnb_4bit_quant_type=section["type"],
         bnb_4bit_use_double_quant=section["double"],
-        bnb_4bit_compute_dtype=compute_dtype(),
+        bnb_4bit_compute_dtype=dtype,
     )
 
 
@@ -176,11 +176,13 @@ def load_for_inference(
     may be "balanced": spread over all GPUs that are visible, layer after layer.
 
     Raises UserError where these do not hold it."""
-    config = {"quantization_config": quantization(quantized)} if quantized else {}
+    # of a GPU that is not asked for nothing is asked: that would start CUDA
+    dtype = compute_dtype() if device != "cpu" else torch.bfloat16
+    config = {"quantization_config": quantization(quantized, dtype)} if quantized else {}
     auto, head = head_of(folder, trust_remote_code, labels)
     model = auto.from_pretrained(
         folder,
-        dtype=compute_dtype() if device != "cpu" else torch.bfloat16,
+        dtype=dtype,
         device_map=device,
         trust_remote_code=trust_remote_code,
         ignore_mismatched_sizes=labels is not None,  # a base; merging brings the trained head
