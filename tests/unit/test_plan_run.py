@@ -388,6 +388,11 @@ def test_attention_on_a_cpu_is_by_length(longest, attention) -> None:
     assert run.attention == attention
 
 
+def test_a_long_validation_row_counts_for_attention_as_it_does_in_training() -> None:
+    longer = merge(lint(200), {"validation": {"longest": 300}})
+    assert job_of(settings_of(), SHAPES, longer, Device(80e9, "", True)).attention == "sdpa"
+
+
 @pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])
 def test_rows_within_the_context(context, longest) -> None:
     check_context(context, longest)

@@ -129,7 +129,7 @@ def show_outlook(args: argparse.Namespace) -> None:
     length = args.length or min(dataset.max_length, shapes.context or dataset.max_length)
     check_context(shapes.context, length)
     rows = {"longest": length, "most_supervised": length}
-    entries = outlook(shapes, settings, {"train": rows, "labels": None}, device)
+    entries = outlook(shapes, settings, {"train": rows, "validation": rows, "labels": None}, device)
     where = f"{device.name}, {device.available / GB:.1f} GB"
     if device.cpu:
         where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"

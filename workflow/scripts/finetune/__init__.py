@@ -7,8 +7,8 @@ models      sources, hub, architecture, tokenizer, weights
 data        places, readers, json_text, utf8, values, formats, conversations, records, splits, tally
 tokens      chat, spans, encoding, examples, tokens, packing, pack_split, isolation
 data check  lint, checks, lint_page, lint_table, lint_figures, visible
-plan        outlook, shapes, memory, activations, host, devices, gpu_models, batch, fitting,
-            advice, neighbours, refusals, calibration, resources
+plan        outlook, shapes, attention, memory, activations, host, devices, gpu_models, batch,
+            fitting, advice, neighbours, refusals, calibration, resources
 launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, deadline, peaks
 cluster     cluster (asked by the Snakefile before the first job)
 training    training, modeling, quantizing, adapter, head, cross_entropy, compiling, varlen,

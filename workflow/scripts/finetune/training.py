@@ -15,6 +15,7 @@ import yaml
 from accelerate.utils import gather_object
 from transformers import PreTrainedModel, PrinterCallback, TrainingArguments, set_seed
 
+from finetune.attention import longest_row
 from finetune.batch import split_batch
 from finetune.checkpoints import step_of
 from finetune.classification import ClassificationTrainer, LabelCollator
@@ -69,8 +70,7 @@ def train(args: argparse.Namespace, place: Place, memory: PeakMemory) -> None:
     if how["compile"]:
         check_compiler(cpu=not torch.cuda.is_available())
     lint, rank = read_json(args.tokens / "lint.json"), training_args.local_process_index
-    longest = max(lint[split]["longest"] for split in ("train", "validation"))
-    packed = lint["packing"]["used"]
+    longest, packed = longest_row(lint), lint["packing"]["used"]
     model = load_for_training(args.model, settings, rank, lint["labels"], longest, packed)
     trainer = build_trainer(model, training_args, settings, args, lint["packing"])
     check_world_size(trainer.accelerator.num_processes, args.world_size)
