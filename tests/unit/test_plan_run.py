@@ -173,7 +173,7 @@ def test_memory_of_a_plan_is_the_sum_of_its_parts() -> None:
     memory = planned(24, gpus=2)["memory"]
     assert memory["total"] == sum(memory["parts"].values()) < memory["available"] == 24e9
     assert memory["device"] == "gpu_memory_gb"
-    assert set(memory["host"]) == {"train", "merge", "evaluate"}
+    assert set(memory["host"]) == {"train", "merge"}
     assert {"train", "merge"} < set(memory["disk"])
 
 

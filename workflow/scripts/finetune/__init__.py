@@ -14,6 +14,6 @@ cluster     cluster (asked by the Snakefile before the first job)
 training    training, modeling, quantizing, adapter, head, cross_entropy, compiling, varlen,
             trainer, collator, classification, sampling, scores, guards, checkpoints, counters,
             stopping, faults, watchdog, progress, metric_lines, training_record, heap
-after it    model_card, generation, halving, summary, class_tables, figures
+after it    merge_check, model_card, generation, halving, summary, class_tables, figures
 everywhere  cli, imports, files, parallel, provenance
 """
