@@ -129,8 +129,14 @@ def trained_as_configured(wildcards):
 def keep_trained(job, reason):
     """Refuse to train again for no reason but an old note of Snakemake's: a job that outlived the
     Snakemake that submitted it finishes its files, and nobody notes the settings."""
-    known = reason.updated_input or reason.updated_input_run or reason.missing_output
-    known = known or reason.forced or reason.input_changed or reason.code_changed
+    known = (
+        reason.updated_input
+        or reason.updated_input_run
+        or reason.missing_output
+        or reason.forced
+        or reason.input_changed
+        or reason.code_changed
+    )
     if reason.params_changed and not known and trained_as_configured(job.wildcards):
         raise WorkflowError(
             f"{job.wildcards.run} is trained with the settings of the config, by a job that outlived "
