@@ -15,5 +15,5 @@ training    training, modeling, quantizing, adapter, head, cross_entropy, compil
             trainer, collator, classification, sampling, scores, guards, checkpoints, counters,
             stopping, faults, watchdog, progress, metric_lines, training_record, heap
 after it    merge_check, model_card, generation, halving, summary, class_tables, figures
-everywhere  cli, imports, files, parallel, provenance
+everywhere  cli, imports, files, parallel, provenance, out_of_memory
 """
