@@ -11,9 +11,10 @@ plan        outlook, shapes, attention, memory, activations, host, devices, gpu_
             fitting, advice, neighbours, refusals, calibration, resources
 launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, deadline, peaks
 cluster     cluster (asked by the Snakefile before the first job)
-training    training, modeling, quantizing, adapter, head, cross_entropy, compiling, varlen,
-            trainer, collator, classification, sampling, scores, guards, checkpoints, counters,
-            stopping, faults, watchdog, progress, metric_lines, training_record, heap
+training    launched, training, arguments, modeling, quantizing, adapter, head, cross_entropy,
+            compiling, varlen, trainer, collator, classification, sampling, scores, guards,
+            checkpoints, counters, stopping, faults, watchdog, progress, metric_lines,
+            training_record, heap
 after it    merge_check, model_card, generation, halving, summary, class_tables, figures
 everywhere  cli, imports, files, parallel, provenance, out_of_memory
 """
