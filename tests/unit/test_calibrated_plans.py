@@ -14,6 +14,7 @@ GB = 10**9
 LENGTH = 200
 LINT = {
     "train": {"longest": LENGTH, "sequences": 100, "tokens": 5000, "most_supervised": LENGTH},
+    "validation": {"longest": LENGTH},
     "labels": None,
 }
 

@@ -643,7 +643,7 @@ def test_a_run_without_a_method_is_qlora(tmp_path) -> None:
         "qlora",
         16,
         "auto",
-        None,
+        1,
         None,
     )
 
@@ -651,6 +651,9 @@ def test_a_run_without_a_method_is_qlora(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("defaults", "run", "length"),
     [
+        ({}, {}, (1, None)),
+        ({}, {"steps": 7}, (None, 7)),
+        ({}, {"epochs": None, "steps": None}, (1, None)),
         ({"epochs": 3}, {}, (3, None)),
         ({"epochs": 3}, {"steps": 7}, (None, 7)),
         ({"steps": 7}, {"epochs": 2}, (2, None)),

@@ -19,6 +19,7 @@ from finetune.memory import (
     training_memory,
     weight_update,
 )
+from finetune.merge_check import rows_compared, tokens_compared
 from truths import PAGE, job, llama, page
 
 LLAMA = llama("LLaMA 7B")
@@ -235,22 +236,16 @@ SCORES = 8192 * 32_000 * 10
 )
 def test_host_memory_on_two_gpus(method, launch, train, merge) -> None:
     found = host_memory(LLAMA, job(method, launch, 2, rank=64))
-    assert found == {
-        "train": train,
-        "merge": PROCESS + merge,
-        "evaluate": RANK + WHOLE * 2,
-    }
+    assert found == {"train": train, "merge": PROCESS + merge}
 
 
-@pytest.mark.parametrize(
-    ("length", "logits"),
-    [(512, 2**25), (2048, 2**25), (8, 16 * 8 * 32_000)],  # a piece; or all that there are
-)
-def test_a_cpu_evaluates_in_host_memory(length, logits) -> None:
-    """16 rows: keys and values of each token in each layer, 16 bit; logits, and copies."""
-    run = job("qlora", "ddp", 2, cpu=True, length=length)
-    cache = 16 * length * 32 * 2 * 4096 * 2
-    assert host_memory(LLAMA, run)["evaluate"] == PROCESS + WHOLE * 2 + cache + logits * 4
+def test_rows_that_a_merge_is_compared_on() -> None:
+    """Up to 16, and 8192 tokens with their padding; or one that is longer."""
+    assert [rows_compared([9] * n) for n in (0, 1, 5, 50)] == [0, 1, 5, 16]
+    assert rows_compared([512] * 20) == rows_compared([1] * 15 + [512]) == 16
+    assert rows_compared([513] * 20) == rows_compared([1] * 15 + [513]) == 15
+    assert rows_compared([9000, 1]) == rows_compared([1, 9000]) == 1
+    assert [tokens_compared(n) for n in (100, 512, 513, 9000)] == [1600, 8192, 8192, 9000]
 
 
 def test_cpu_processes_take_host_memory() -> None:

@@ -198,7 +198,7 @@ def test_attention_is_the_users_or_fit_for_device_and_length(tiny_model, chosen,
 
 def test_on_a_gpu_transformers_chooses_the_attention_of_rows(tiny_model, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert modeling.default_attention(5, False, tiny_model, False) is None
+    assert modeling.fitting_attention(5, False, tiny_model, False) is None
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_packs_on_a_gpu_get_flash_attention_where_it_is_proven(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(varlen, "is_flash_attn_2_available", lambda: installed)
     monkeypatch.setattr(varlen, "why_not_varlen", lambda config: why_not)
-    assert modeling.default_attention(5, True, tiny_model, False) == expected
+    assert modeling.fitting_attention(5, True, tiny_model, False) == expected
     assert ("samples see each other" in capsys.readouterr().err) == bool(why_not)
 
 

@@ -19,9 +19,18 @@ import plan_run
 from finetune import architecture
 from finetune.advice import Request, allowed, others
 from finetune.cli import UserError
-from finetune.config import Dataset, Launch, Method, Model, Run, complete_run, merge
+from finetune.config import (
+    Dataset,
+    Launch,
+    Method,
+    Model,
+    Run,
+    complete_run,
+    default_learning_rate,
+    merge,
+)
 from finetune.devices import Device, cgroup_limit, find_device, machine_memory
-from finetune.fitting import micro_batches
+from finetune.fitting import largest_first
 from finetune.gpu_models import GPU_MODELS
 from finetune.neighbours import neighbours, table
 from finetune.outlook import job_of, shapes_in
@@ -104,22 +113,25 @@ def test_rows_that_do_not_fill_one_batch(rows) -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "parameters", "rate"),
+    ("method", "task", "parameters", "rate"),
     [
-        ({}, 7e9, 2e-4),
-        ({}, 13_015_864_320, 2e-4),  # LLaMA 13B, 2e-4 in table 9 of the QLoRA paper
-        ({}, 32_528_943_616, 1e-4),  # LLaMA 33B, 1e-4 there
-        ({"method": "lora"}, 7e9, 2e-4),
-        ({"method": "full"}, 7e9, 1e-5),
-        ({"method": "full"}, 70e9, 1e-5),
-        ({"optimizer": {"learning_rate": 3e-4}}, 70e9, 3e-4),
-        ({"method": "full", "optimizer": {"learning_rate": 5e-5}}, 1e9, 5e-5),
-        (CLASSIFIER | {"method": "full"}, 0.1e9, 2e-5),
-        (CLASSIFIER | {"method": "lora"}, 0.1e9, 2e-4),
+        ("qlora", "causal-lm", 7e9, 2e-4),
+        ("qlora", "causal-lm", 13_015_864_320, 2e-4),  # LLaMA 13B, 2e-4 in table 9 of the paper
+        ("qlora", "causal-lm", 32_528_943_616, 1e-4),  # LLaMA 33B, 1e-4 there
+        ("lora", "causal-lm", 7e9, 2e-4),
+        ("full", "causal-lm", 7e9, 1e-5),
+        ("full", "causal-lm", 70e9, 1e-5),
+        ("full", "sequence-classification", 0.1e9, 2e-5),
+        ("lora", "sequence-classification", 0.1e9, 2e-4),
     ],
 )
-def test_learning_rate(run, parameters, rate) -> None:
-    assert plan_run.learning_rate(settings_of(**run), parameters) == rate
+def test_learning_rate_of_a_method(method, task, parameters, rate) -> None:
+    assert default_learning_rate(method, task, parameters) == rate
+
+
+def test_the_runs_own_learning_rate_wins() -> None:
+    assert planned(80)["learning_rate"] == 2e-4
+    assert planned(80, optimizer={"learning_rate": 3e-4})["learning_rate"] == 3e-4
 
 
 SHAPES = llama("LLaMA 7B")
@@ -173,7 +185,7 @@ def test_memory_of_a_plan_is_the_sum_of_its_parts() -> None:
     memory = planned(24, gpus=2)["memory"]
     assert memory["total"] == sum(memory["parts"].values()) < memory["available"] == 24e9
     assert memory["device"] == "gpu_memory_gb"
-    assert set(memory["host"]) == {"train", "merge", "evaluate"}
+    assert set(memory["host"]) == {"train", "merge"}
     assert {"train", "merge"} < set(memory["disk"])
 
 
@@ -302,9 +314,9 @@ def test_neighbours_of_a_classifier() -> None:
 @pytest.mark.parametrize(("length", "rows"), [(64, [16, 8, 4, 2, 1]), (69, [8, 4, 2, 1])])
 def test_cpu_processes_take_a_thousand_tokens_at_most(length, rows) -> None:
     run = job("qlora", length=length, cpu=True)
-    assert micro_batches(run, 16) == rows
-    assert micro_batches(replace(run, length=5000), 16) == [1]
-    assert micro_batches(replace(run, cpu=False, length=5000), 16) == [16, 8, 4, 2, 1]
+    assert largest_first(run, 16) == rows
+    assert largest_first(replace(run, length=5000), 16) == [1]
+    assert largest_first(replace(run, cpu=False, length=5000), 16) == [16, 8, 4, 2, 1]
 
 
 def test_cpu_processes_share_a_machine() -> None:
@@ -388,6 +400,11 @@ def test_attention_on_a_cpu_is_by_length(longest, attention) -> None:
     assert run.attention == attention
 
 
+def test_a_long_validation_row_counts_for_attention_as_it_does_in_training() -> None:
+    longer = merge(lint(200), {"validation": {"longest": 300}})
+    assert job_of(settings_of(), SHAPES, longer, Device(80e9, "", True)).attention == "sdpa"
+
+
 @pytest.mark.parametrize(("context", "longest"), [(2048, 2048), (2048, 1), (None, 10**6)])
 def test_rows_within_the_context(context, longest) -> None:
     check_context(context, longest)
@@ -444,8 +461,8 @@ def test_plan_of_a_run(plan, capsys) -> None:
     said = capsys.readouterr().err
     assert said.startswith(table(others))
     assert said.endswith(
-        f"plan_run tight: 24 steps of 8 rows = 2 x 2 x 2; {memory['total'] / 1e9:.1f} of 24.0 GB "
-        "for each predicted (gpu_memory_gb), uncalibrated\n"
+        "plan_run tight: 24 steps of 8 rows = 2 x 2 x 2 (4 rows left out of each epoch); "
+        f"{memory['total'] / 1e9:.1f} of 24.0 GB for each predicted (gpu_memory_gb), uncalibrated\n"
     )
 
 

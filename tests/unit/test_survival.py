@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerControl, TrainerState
 
 from finetune.advice import last_remedies
-from finetune.backoff import fitting_micro, is_out_of_memory, smaller_micro
+from finetune.backoff import fitting_micro, smaller_micro
 from finetune.counters import share_of
 from finetune.history import (
     backed_off,
@@ -23,6 +23,7 @@ from finetune.history import (
     seconds_spent,
 )
 from finetune.metric_lines import cut_back, lacks_validation, read_lines
+from finetune.out_of_memory import is_out_of_memory
 from finetune.outcome import claim, read_outcome
 from finetune.peaks import highest
 from finetune.progress import usual_before_jump

@@ -179,18 +179,22 @@ GPUS = {"train": " --gpus=2", "evaluate_run": " --gpus=1", "evaluate_baseline": 
 
 def write_plans(folder: Path) -> None:
     """What tells jobs their resources, and is not there before the first of them has run."""
-    host = {"train": 10e9, "merge": 5e9, "evaluate": 3e9}
+    host = {"train": 10e9, "merge": 5e9}
     disk = {"train": 2e9, "merge": 1e9}
     for run in ("intents-qlora", "intents-full"):
         memory = {"host": host, "disk": disk, "calibration": {"process": None, "node": None}}
-        plan = {"memory": memory, "time": None}
+        plan = {"memory": memory | {"cpu": False}, "time": None}
         path = folder / "results" / "runs" / run / "plan.json"
         path.parent.mkdir(parents=True)
         write_json(path, plan)
-    model = {"parameters": 10**9, "vocab_size": 50_000}
-    path = folder / "results" / "models" / "smollm2" / "model.json"
-    path.parent.mkdir(parents=True)
-    write_json(path, model)
+    records = {
+        "models/smollm2/model.json": {"parameters": 10**9, "shapes": None},
+        "tokens/intents/smollm2/lint.json": {"labels": None, "test": {"longest": 99}},
+    }
+    for name, record in records.items():
+        path = folder / "results" / name
+        path.parent.mkdir(parents=True)
+        write_json(path, record)
 
 
 def test_what_the_slurm_profile_submits(tmp_path: Path) -> None:

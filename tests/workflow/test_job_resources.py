@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from finetune.config import Evaluation
 from finetune.files import read_json, write_json
-from finetune.resources import disk_mb, mem_mb, train_minutes
-from project import ROOT, snakemake
+from finetune.resources import disk_mb, evaluation_mb, mem_mb, train_minutes
+from project import ROOT, make_project, snakemake
 
 RUN = "results/runs/tiny-qlora"
 HERE = Path(__file__).parent
@@ -71,6 +72,37 @@ def test_what_a_profile_sets_wins(copied: Path) -> None:
     (copied / "profile" / "profile.yaml").write_text(yaml.safe_dump(profile))
     [job] = started(copied, "--forcerun", "train", "--profile", "profile")
     assert [job[name] for name in ("mem_mb", "runtime", "disk_mb")] == [12345, 99, 7]
+
+
+def evaluations(project: Path, tiny_model: Path, **keys: dict) -> list[int]:
+    """mem_mb of the two runs' evaluations and of the baseline's."""
+    make_project(project, tiny_model, **keys)
+    command = [sys.executable, str(HERE / "planned_jobs.py"), str(ROOT / "Snakefile")]
+    done = subprocess.run(
+        [*command, "config.yaml", "2"], cwd=project, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    jobs = json.loads(done.stdout.splitlines()[-1])
+    return [job["resources"]["mem_mb"] for job in jobs if job["rule"].startswith("evaluate_")]
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_models_tuned_and_not_ask_for_the_same_to_be_evaluated(
+    copied: Path, tiny_model: Path, cpu: bool
+) -> None:
+    """By the evaluation's own keys, and by what the plans say of where."""
+    [model] = (copied / "results" / "models").glob("*/model.json")
+    [lint] = (copied / "results" / "tokens").glob("*/*/lint.json")
+    for plan in (copied / "results" / "runs").glob("*/plan.json"):
+        record = read_json(plan)
+        write_json(plan, record | {"memory": record["memory"] | {"cpu": cpu}})
+    chosen = {"batch_size": 500, "max_new_tokens": 200}
+    found = evaluations(copied, tiny_model, datasets={"lights": {"evaluation": chosen}})
+    asked = evaluation_mb(read_json(model), read_json(lint), Evaluation(**chosen), cpu, 1)
+    assert found == 3 * [asked]
+    told = {name: {"gpu_memory_gb": 24} for name in ("tiny-qlora", "tiny-full")}
+    on_gpu = evaluation_mb(read_json(model), read_json(lint), Evaluation(), False, 1)
+    assert evaluations(copied, tiny_model, runs=told) == 3 * [on_gpu]
 
 
 def nothing_to_do(project: Path) -> bool:

@@ -137,8 +137,14 @@ def trained_as_configured(wildcards):
 def keep_trained(job, reason):
     """Refuse to train again for no reason but an old note of Snakemake's: a job that outlived the
     Snakemake that submitted it finishes its files, and nobody notes the settings."""
-    known = reason.updated_input or reason.updated_input_run or reason.missing_output
-    known = known or reason.forced or reason.input_changed or reason.code_changed
+    known = (
+        reason.updated_input
+        or reason.updated_input_run
+        or reason.missing_output
+        or reason.forced
+        or reason.input_changed
+        or reason.code_changed
+    )
     if reason.params_changed and not known and trained_as_configured(job.wildcards):
         as_it_is = run_again(f"--cleanup-metadata {' '.join(job.output)}")
         anew = run_again(f"--forcerun {job.output.trained}")

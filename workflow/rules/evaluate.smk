@@ -27,7 +27,7 @@ rule evaluate_run:
     resources:
         gpu=lambda w: dataset_of(w).evaluation.gpus,
         nodes=1,  # else SLURM would be free to take its GPUs from several
-        mem_mb=told_by(PLAN, lambda plan, n: resources.mem_mb(plan, "evaluate", n)),
+        mem_mb=evaluation_mb,
         runtime=240,
     params:
         settings=settings_of(stages.evaluate_settings, dataset_of, model_of),
@@ -56,7 +56,7 @@ use rule evaluate_run as evaluate_baseline with:
     resources:
         gpu=lambda w: dataset_of(w).evaluation.gpus,
         nodes=1,
-        mem_mb=told_by(MODEL, resources.baseline_mem_mb),
+        mem_mb=evaluation_mb,
         runtime=240,
     message:
         "Evaluating base model {wildcards.model} on {wildcards.dataset}"

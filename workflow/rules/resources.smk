@@ -1,6 +1,6 @@
-"""What training, merging and evaluating ask for: told by the plan of the run, which may be made
-in the same call. Until it is there Snakemake shows <TBD>, and it asks again before it starts, or
-submits, the job. What a profile sets with `set-resources` wins.
+"""What training, merging and evaluating ask for: told by files that may be made in the same call,
+the plan of the run among them. Until they are there Snakemake shows <TBD>, and it asks again before
+it starts, or submits, the job. What a profile sets with `set-resources` wins.
 """
 
 from snakemake.common.tbdstring import TBDString
@@ -8,24 +8,49 @@ from snakemake.exceptions import WorkflowError
 
 from finetune import resources
 
-PLAN, MODEL = "results/runs/{run}/plan.json", "results/models/{model}/model.json"
+PLAN = "results/runs/{run}/plan.json"
+MODEL = "results/models/{model}/model.json"
+LINT = "results/tokens/{dataset}/{model}/lint.json"
 
 
 def told_by(record, compute):
     """A resource function: `compute` from the content of a JSON file, and the attempt."""
+    return lambda wildcards, attempt: told(
+        [record.format(run=wildcards.run)], lambda content: compute(content, attempt)
+    )
 
-    def resource(wildcards, attempt):
-        path = Path(record.format(**dict(wildcards.items())))
-        if not path.exists():
-            return TBDString()
-        try:
-            return compute(json.loads(path.read_text()), attempt)
-        except KeyError as key:
-            raise WorkflowError(
-                f"{path} lacks {key}: other code wrote it. Remove it and run again: rm {path}"
-            ) from None
 
-    return resource
+def told(paths, compute):
+    """What `compute` makes of the content of JSON files."""
+    if not all(map(os.path.exists, paths)):
+        return TBDString()
+    try:
+        return compute(*(json.loads(Path(path).read_text()) for path in paths))
+    except KeyError as key:
+        raise WorkflowError(
+            f"{' or '.join(paths)} lacks {key}: other code wrote it. Remove it and run again: rm "
+            f"{' '.join(paths)}"
+        ) from None
+
+
+def evaluation_mb(wildcards, attempt):
+    """A resource function, for tuned and base models alike."""
+    one = run_of(wildcards) if "run" in wildcards.keys() else wildcards
+    evaluation, cpu = dataset_of(wildcards).evaluation, evaluated_on_cpu(one)
+    return told(
+        [x.format(model=one.model, dataset=one.dataset) for x in (MODEL, LINT)],
+        lambda *found: resources.evaluation_mb(*found, evaluation, cpu, attempt),
+    )
+
+
+def evaluated_on_cpu(one):
+    """As their runs are trained. What no plan says yet is taken for true: a CPU takes more."""
+    pair = one.model, one.dataset
+    alike = {k: v for k, v in CONFIG.runs.items() if (v.model, v.dataset) == pair}
+    if any(run.gpu_memory_gb or run.gpu_model for run in alike.values()):
+        return False
+    plans = [PLAN.format(run=name) for name in alike]
+    return all(told([plan], lambda found: found["memory"]["cpu"]) for plan in plans)
 
 
 def train_runtime(wildcards, **given):

@@ -168,17 +168,16 @@ def model_config(folder: Path, trust_remote_code: bool):
 def describe(folder: Path, settings: dict) -> dict:
     """Architecture and exact counts, from the meta device: no weight is read."""
     from finetune.architecture import is_causal, outline
+    from finetune.shapes import context_of
 
     model = outline(folder, settings["trust_remote_code"])
-    text = model.config.get_text_config()  # of a model that sees images too, the part that reads
     return {
         "source": settings["source"],
         "architecture": type(model).__name__,
         "causal": is_causal(model.config),
         # parameters() yields a tied weight once
         "parameters": sum(p.numel() for p in model.parameters()),
-        "vocab_size": text.vocab_size,
-        "context": getattr(text, "max_position_embeddings", None),
+        "context": context_of(model.config),
         "shapes": counted(model),
     }
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -26,7 +25,7 @@ from finetune.collator import RowCollator
 from finetune.encoding import IGNORED
 from finetune.files import check_complete, complete_directory, read_json, write_json
 from finetune.heap import free_at_once
-from finetune.host import SCORED_ROWS, SCORED_TOKENS
+from finetune.merge_check import rows_compared
 from finetune.model_card import model_card
 from finetune.modeling import load_for_inference
 from finetune.scores import batch_scores
@@ -178,9 +177,7 @@ def held_out(tokens: Path, tokenizer, labels: list[str] | None) -> Mapping:
     rows = open_tokens(tokens / "validation")
     rows = rows if len(rows) else open_tokens(tokens / "train")
     collate = RowCollator(tokenizer) if labels is None else classes().LabelCollator(tokenizer)
-    # of long rows fewer: all their logits are held at once
-    fitting = int(np.searchsorted(np.cumsum(rows["length"][:SCORED_ROWS]), SCORED_TOKENS))
-    return collate([rows[i] for i in range(min(max(1, fitting), SCORED_ROWS, len(rows)))])
+    return collate([rows[i] for i in range(rows_compared(rows["length"][:]))])
 
 
 def classes() -> ModuleType:

@@ -23,7 +23,7 @@ from finetune import cli
 from finetune.batch import split_batch
 from finetune.calibration import Finished, read
 from finetune.cli import UserError, read_settings, run_script, say, speak_for
-from finetune.config import Dataset, Method, Model, Run, complete_run
+from finetune.config import Dataset, Method, Model, Run, complete_run, default_learning_rate
 from finetune.config_errors import readable
 from finetune.devices import GB, find_device
 from finetune.files import read_json, write_json
@@ -47,8 +47,6 @@ from finetune.stages import plan_settings
 
 RULE = ("settings", "pretrained", "lint", "calibration", "output")
 """Options that the rule gives, beside --model."""
-LARGE = 14e9
-"""Above a "13B" model (13.02e9 for LLaMA) the QLoRA paper halves the learning rate (table 9)."""
 
 
 def main() -> None:
@@ -130,7 +128,7 @@ def show_outlook(args: argparse.Namespace) -> None:
     length = args.length or min(dataset.max_length, shapes.context or dataset.max_length)
     check_context(shapes.context, length)
     rows = {"longest": length, "most_supervised": length}
-    entries = outlook(shapes, settings, {"train": rows, "labels": None}, device)
+    entries = outlook(shapes, settings, {"train": rows, "validation": rows, "labels": None}, device)
     where = f"{device.name}, {device.available / GB:.1f} GB"
     if device.cpu:
         where = f"{device.name} (for GPUs: --gpu-memory or --gpu-model)"
@@ -165,7 +163,9 @@ def make_plan(settings: dict, shapes: Shapes, lint: dict, earlier: Sequence[Fini
     job = job_of(settings, shapes, lint, device)
     job = checked(request, job, settings["allow_oversubscription"])
     plan = batch_plan(settings, job, lint["train"]["sequences"])
-    plan["learning_rate"] = learning_rate(settings, shapes.parameters)
+    plan["learning_rate"] = settings["optimizer"]["learning_rate"] or default_learning_rate(
+        settings["method"], settings["task"], shapes.parameters
+    )
     plan["memory"] = memory_section(request, job)
     plan["time"] = request.earlier.time(job, tokens_seen(plan, lint["train"]))
     plan["neighbours"] = neighbours(request, job)
@@ -183,9 +183,8 @@ def batch_plan(settings: dict, job: Job, rows: int) -> dict:
     """Micro-batch, accumulation and steps. Every step sees exactly batch.global rows."""
     size = settings["batch"]["global"]
     steps_per_epoch = rows // size
-    length = steps_per_epoch * (settings["epochs"] or 1)
     # 100 steps x 0.07 epochs is 7.000000000000001 as a float, and 7 to people
-    steps = settings["steps"] or max(1, math.ceil(round(length, 6)))
+    steps = settings["steps"] or max(1, math.ceil(round(steps_per_epoch * settings["epochs"], 6)))
     return {
         "world_size": job.world,
         "global_batch": size,
@@ -203,25 +202,18 @@ def tokens_seen(plan: dict, train: dict) -> int:
     return round(train["tokens"] * plan["steps"] * plan["global_batch"] / train["sequences"])
 
 
-def learning_rate(settings: dict, parameters: int) -> float:
-    """The run's own, or the method's: QLoRA paper for adapters, common practice for full; for
-    full classifiers Devlin et al. 2018 (arXiv 1810.04805, A.3: 5e-5, 3e-5 or 2e-5)."""
-    if (chosen := settings["optimizer"]["learning_rate"]) is not None:
-        return chosen
-    if settings["method"] == "full":
-        return 1e-5 if settings["task"] == "causal-lm" else 2e-5
-    return 2e-4 if parameters <= LARGE else 1e-4
-
-
 def summary(plan: dict) -> str:
     split = f"{plan['micro_batch']} x {plan['accumulation']} x {plan['world_size']}"
     again = ", activations recomputed" if plan["gradient_checkpointing"] else ""
     memory = plan["memory"]
     used = f"{memory['total'] / GB:.1f} of {memory['available'] / GB:.1f} GB"
     time = f"; about {plan['time']['seconds'] / 60:.0f} min" if plan["time"] else ""
+    unseen = (
+        f" ({left} rows left out of each epoch)" if (left := plan["rows_unseen_per_epoch"]) else ""
+    )
     return (
-        f"{plan['steps']} steps of {plan['global_batch']} rows = {split}{again}; {used} for each "
-        f"predicted ({memory['device']}), {learned(memory)}{time}"
+        f"{plan['steps']} steps of {plan['global_batch']} rows = {split}{again}{unseen}; {used} "
+        f"for each predicted ({memory['device']}), {learned(memory)}{time}"
     )
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from finetune.cli import run_script, speak_for
 from finetune.faults import leave, told
 from finetune.imports import in_rank
+from finetune.launched import Launched
 from finetune.leases import hold_locks
 from finetune.outcome import STOP
 from finetune.peaks import PeakMemory
@@ -30,7 +31,7 @@ def main() -> None:
         with in_rank():
             from finetune.training import train  # takes seconds, in which signals are answered
 
-        train(args, place, peaks)
+        train(Launched(**vars(args)), place, peaks)
     leave(0)
 
 

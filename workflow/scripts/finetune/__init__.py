@@ -7,13 +7,14 @@ models      sources, hub, architecture, tokenizer, weights
 data        places, readers, json_text, utf8, values, formats, conversations, records, splits, tally
 tokens      chat, thoughts, spans, encoding, examples, tokens, packing, pack_split, isolation
 data check  lint, checks, lint_page
-plan        outlook, shapes, memory, activations, host, devices, gpu_models, batch, fitting,
-            advice, neighbours, refusals, calibration, resources
+plan        outlook, shapes, attention, memory, activations, host, devices, gpu_models, batch,
+            fitting, advice, neighbours, refusals, calibration, resources
 launch      leases, nodes, processes, attempts, backoff, facts, history, outcome, deadline, peaks
 cluster     cluster (asked by the Snakefile before the first job)
-training    training, modeling, quantizing, adapter, head, cross_entropy, compiling, varlen,
-            trainer, collator, classification, sampling, scores, guards, checkpoints, counters,
-            stopping, faults, watchdog, progress, metric_lines, training_record, heap
-after it    model_card, generation, halving, summary, figures
-everywhere  cli, imports, files, pages, visible, parallel, provenance
+training    launched, training, arguments, modeling, quantizing, adapter, head, cross_entropy,
+            compiling, varlen, trainer, collator, classification, sampling, scores, guards,
+            checkpoints, counters, stopping, faults, watchdog, progress, metric_lines,
+            training_record, heap
+after it    merge_check, model_card, generation, halving, summary, figures
+everywhere  cli, imports, files, pages, visible, parallel, provenance, out_of_memory
 """

@@ -21,10 +21,6 @@ PIECE = 2**25
 CHUNK, CHUNK_ON_CPU = 2**24, 2**17
 """Of them, those that `cross_entropy` has in fp32 at once, and as log-softmax: a row for each
 processor of a large GPU, or what fits a core's cache."""
-EAGER_UP_TO = 256
-"""Tokens of the longest row. Forward and backward of SmolLM2's attention on a CPU take 8 to 12 %
-more time with SDPA than without up to 512 tokens, and 9 % less at 1024; the memory of eager
-attention grows with the square of the length."""
 
 
 def logits(shapes: Shapes, job: Job) -> int:

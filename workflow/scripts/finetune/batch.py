@@ -31,6 +31,12 @@ def cures(global_batch: int, micro: int, world_size: int) -> str:
     text = f"Set batch.global to {' or '.join(map(str, near))}"
     share, remainder = divmod(global_batch, world_size)
     if remainder == 0:
-        fitting = [m for m in range(1, share + 1) if share % m == 0]
-        text += f", or batch.micro to one of {', '.join(map(str, fitting))}"
+        text += f", or batch.micro to one of {', '.join(map(str, micro_batches(share)))}"
     return text + "."
+
+
+def micro_batches(share: int, most: int | None = None) -> list[int]:
+    """Micro-batches of up to `most` rows that split the `share` of a process without a remainder,
+    the smallest first."""
+    limit = share if most is None else min(most, share)
+    return [rows for rows in range(1, limit + 1) if share % rows == 0]

@@ -71,6 +71,16 @@ METHOD_DEFAULTS: dict[str, dict[str, Any]] = {
     "lora": LORA_DEFAULTS,
     "full": {"launch": "zero3", "schedule": {"name": "cosine"}},
 }
+LARGE = 14e9
+"""Above a "13B" model (13.02e9 for LLaMA) the QLoRA paper halves the learning rate (table 9)."""
+
+
+def default_learning_rate(method: str, task: str, parameters: int) -> float:
+    """QLoRA paper for adapters, common practice for full; for full classifiers Devlin et al. 2018
+    (arXiv 1810.04805, A.3: 5e-5, 3e-5 or 2e-5)."""
+    if method == "full":
+        return 1e-5 if task == "causal-lm" else 2e-5
+    return 2e-4 if parameters <= LARGE else 1e-4
 
 
 TAKEN_OPTIONS = {
@@ -454,6 +464,8 @@ def complete_run(defaults: dict, run: dict) -> dict:
         if run.get(key) is not None and other not in run:
             chosen.pop(other, None)
     known = METHOD_DEFAULTS.get(method, {}) if isinstance(method, str) else {}
+    if chosen.get("steps") is None and chosen.get("epochs") is None:
+        chosen["epochs"] = 1
     if chosen.get("task") == "sequence-classification":
         known = merge(known, {"launch": "ddp"})
     return merge(known, chosen)

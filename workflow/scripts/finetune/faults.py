@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from finetune.backoff import is_out_of_memory
 from finetune.cli import UserError, complain, describe
+from finetune.out_of_memory import is_out_of_memory
 from finetune.outcome import claim
 
 ECHO = 3.0

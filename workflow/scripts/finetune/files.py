@@ -19,12 +19,17 @@ from finetune.cli import UserError, run_again
 MANIFEST = "manifest.json"
 
 
+def aside_of(path: Path) -> Path:
+    """Where it is written until it is complete: beside it, so that renaming does not copy."""
+    return path.with_name(f".{path.name}.partial")
+
+
 @contextmanager
 def write_aside(path: str | Path) -> Iterator[Path]:
     """Yield a path to write to; it becomes `path` if the block ends without an error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
+    aside = aside_of(path)
     try:
         yield aside
         os.replace(aside, path)
@@ -36,7 +41,7 @@ def write_aside(path: str | Path) -> Iterator[Path]:
 def complete_directory(path: str | Path) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `path`, with a manifest, if all goes well."""
     path = Path(path)
-    aside = path.with_name(f".{path.name}.partial")
+    aside = aside_of(path)
     shutil.rmtree(aside, ignore_errors=True)
     aside.mkdir(parents=True)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from finetune.batch import micro_batches
 from finetune.memory import Job
 
 Auto = Literal["auto"]
@@ -40,11 +41,10 @@ def fitted(
 def candidates(job: Job, size: int, micro: int | Auto, recompute: bool | Auto) -> Iterator[Job]:
     """From the fastest to the smallest. Each divides the global batch."""
     for checkpointing in [False, True] if recompute == "auto" else [recompute]:
-        for rows in micro_batches(job, size) if micro == "auto" else [micro]:
+        for rows in largest_first(job, size) if micro == "auto" else [micro]:
             yield replace(job, micro=rows, checkpointing=checkpointing)
 
 
-def micro_batches(job: Job, size: int) -> list[int]:
-    share = size // job.world
-    most = max(1, min(share, CPU_TOKENS // job.length)) if job.cpu else share
-    return [rows for rows in range(most, 0, -1) if share % rows == 0]
+def largest_first(job: Job, size: int) -> list[int]:
+    most = max(1, CPU_TOKENS // job.length) if job.cpu else None
+    return micro_batches(size // job.world, most)[::-1]

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from finetune.encoding import tokenize
 from finetune.halving import in_halves
 from finetune.sampling import by_length
+from finetune.shapes import context_of
 from finetune.thoughts import readable
 
 
@@ -92,8 +93,7 @@ def make_greedy(model: PreTrainedModel) -> None:
 
 def context(model: PreTrainedModel) -> int:
     """Positions that the model has. Beyond them GPT-2 and its like cannot go."""
-    config = model.config.get_text_config()
-    return getattr(config, "max_position_embeddings", None) or sys.maxsize
+    return context_of(model.config) or sys.maxsize
 
 
 def stop_ids(model: PreTrainedModel) -> set[int]:

@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import torch
 
-from finetune.backoff import is_out_of_memory
 from finetune.cli import UserError, say
+from finetune.out_of_memory import is_out_of_memory
 
 T = TypeVar("T")
 

@@ -6,6 +6,9 @@ deepspeed/runtime/zero/stage3.py.
 
 from __future__ import annotations
 
+import sys
+from typing import TYPE_CHECKING
+
 from finetune.activations import LOGIT, PIECE
 from finetune.checkpoints import KEPT
 from finetune.memory import (
@@ -17,15 +20,19 @@ from finetune.memory import (
     training_memory,
     weights,
 )
-from finetune.shapes import Shapes
+from finetune.merge_check import tokens_compared
+from finetune.shapes import Shapes, recorded
+
+if TYPE_CHECKING:
+    from finetune.config import Evaluation
 
 RANK = 3_000_000_000
 """Resident memory of a process that uses CUDA: its libraries are mapped into it."""
+STATES = 14
+"""Bytes a token has of its state in a layer that is not trained: residuals, norms and their fp32
+copies. Measured, 8 rows of 2048 tokens to 64 of 256."""
 OTHER = 20_000_000
 """On disk, beside weights: tokenizer, random states, logs of the Trainer."""
-SCORED_ROWS, SCORED_TOKENS = 16, 8_192
-"""Held-out rows that merged models are compared on. Evaluation takes as many rows at a time
-(`evaluation.batch_size`, if it is not set)."""
 
 
 def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
@@ -33,29 +40,38 @@ def host_memory(shapes: Shapes, job: Job) -> dict[str, int]:
     sizes = {
         "train": training_host(shapes, job),
         "merge": PROCESS + merging(shapes, job),
-        "evaluate": evaluating_cpu(shapes, job) if job.cpu else evaluating(shapes.parameters),
     }
     return {rule: round(size) for rule, size in sizes.items()}
 
 
-def evaluating(parameters: int) -> int:
-    """16-bit weights on their way to a GPU, where all the rest is."""
-    return RANK + parameters * 2
+def evaluating(model: dict, lint: dict, evaluation: Evaluation, cpu: bool) -> int:
+    """Bytes to evaluate a model, tuned or not, by its model.json and the lint.json of its rows:
+    16-bit weights, on their way to a GPU, where all the rest is; or a CPU's batch beside them."""
+    weights, shapes = model["parameters"] * 2, recorded(model["shapes"])
+    if not cpu:
+        return RANK + weights
+    if shapes is None:  # of a kind that no run is planned with
+        return PROCESS + weights
+    return PROCESS + weights + evaluated_batch(shapes, lint, evaluation)
 
 
-def evaluating_cpu(shapes: Shapes, job: Job) -> int:
-    """The same weights, the keys and values of a batch (16 bit, of each layer), and a piece of its
-    logits (`head.pieces`)."""
-    tokens, outputs = SCORED_ROWS * job.length, job.classes or shapes.vocab
-    cache = 0 if job.classes else tokens * shapes.layers * 2 * shapes.kv_heads * shapes.head_dim * 2
-    logits = min(tokens * outputs, max(PIECE, SCORED_ROWS * outputs))
-    return PROCESS + shapes.parameters * 2 + cache + logits * LOGIT
+def evaluated_batch(shapes: Shapes, lint: dict, evaluation: Evaluation) -> int:
+    """What a CPU holds of `batch_size` rows that are as long as the longest: keys and values of
+    prompts and answers (16 bit, of each layer); beside them what the widest layer makes, or a piece
+    of the logits (`head.pieces`)."""
+    rows, longest, labels = evaluation.batch_size, lint["test"]["longest"], lint["labels"]
+    answered = min(longest + evaluation.max_new_tokens, shapes.context or sys.maxsize)
+    cached = 0 if labels else rows * answered
+    tokens, outputs = rows * longest, len(labels) if labels else shapes.vocab
+    projections = (3 if shapes.gated else 2) * max(1, shapes.experts)
+    layer = tokens * (2 * shapes.intermediate * projections + STATES * shapes.hidden)
+    logits = min(tokens * outputs, max(PIECE, rows * outputs)) * LOGIT
+    return cached * shapes.layers * 2 * shapes.kv_heads * shapes.head_dim * 2 + max(layer, logits)
 
 
 def scoring(shapes: Shapes, job: Job) -> int:
     """Logits of the rows that merged models are compared on: 16 bit, and fp32 of two models."""
-    tokens = min(SCORED_ROWS * job.length, SCORED_TOKENS)
-    return tokens * (job.classes or shapes.vocab) * (2 + 4 + 4)
+    return tokens_compared(job.length) * (job.classes or shapes.vocab) * (2 + 4 + 4)
 
 
 def training_host(shapes: Shapes, job: Job) -> float:

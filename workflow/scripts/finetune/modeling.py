@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from finetune.activations import EAGER_UP_TO
 from finetune.architecture import head_of
+from finetune.attention import default_attention
 from finetune.cli import UserError
 from finetune.head import lose_in_pieces
 
@@ -44,7 +44,7 @@ def load_for_training(
         folder,
         dtype=weight_dtype(settings),
         attn_implementation=settings["attention"]
-        or default_attention(longest, packed, folder, trust),
+        or fitting_attention(longest, packed, folder, trust),
         trust_remote_code=trust,
         output_loading_info=True,
         ignore_mismatched_sizes=labels is not None,  # the head of a classifier of other classes
@@ -61,15 +61,14 @@ def load_for_training(
     return add_adapters(model, settings, new_modules(model, found) if labels else None)
 
 
-def default_attention(
+def fitting_attention(
     longest: int, packed: bool, folder: Path, trust_remote_code: bool
 ) -> str | None:
-    """None leaves the choice to transformers: SDPA where the model has it. On a GPU that needs a
-    mask for packs, and then has no fast kernel; FlashAttention has one."""
-    if not torch.cuda.is_available():
-        return "eager" if longest <= EAGER_UP_TO else None
-    if not packed:
-        return None
+    """The default; for packs on a GPU FlashAttention, which has a fast kernel for them. SDPA needs
+    a mask there, and then has none."""
+    cpu = not torch.cuda.is_available()
+    if cpu or not packed:
+        return default_attention(longest, cpu)
     from finetune.varlen import flash_attention
 
     return flash_attention(folder, trust_remote_code)

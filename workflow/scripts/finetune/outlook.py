@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from finetune.activations import EAGER_UP_TO
 from finetune.advice import Request, correction, refusal
+from finetune.attention import default_attention, longest_row
 from finetune.calibration import EarlierRuns, Finished
 from finetune.cli import UserError, say
 from finetune.config import Lora, Quantization
@@ -32,9 +32,10 @@ def job_of(settings: dict, shapes: Shapes, lint: dict, device: Device) -> Job:
         length=train["longest"],
         supervised=train["most_supervised"],
         checkpointing=True,
-        # modeling.default_attention; FlashAttention, of which a plan does not know, takes less
+        # FlashAttention, of which a plan does not know, takes less than what transformers picks
         attention=settings["attention"]
-        or ("eager" if device.cpu and train["longest"] <= EAGER_UP_TO else shapes.attention),
+        or default_attention(longest_row(lint), device.cpu)
+        or shapes.attention,
         cpu=device.cpu,
         rank=lora["rank"],
         targets=targets if isinstance(targets, str) else tuple(targets),

@@ -1,13 +1,18 @@
 """What jobs ask Snakemake, and so SLURM, for: memory and disk in MB of 1e6 bytes, time in minutes.
 
-From plan.json, which holds what earlier runs taught too.
+From plan.json, which holds what earlier runs taught too; for evaluations, which wait for no plan,
+from model.json, lint.json and the config.
 """
 
 from __future__ import annotations
 
 from math import ceil
+from typing import TYPE_CHECKING
 
 from finetune.host import evaluating
+
+if TYPE_CHECKING:
+    from finetune.config import Evaluation
 
 MARGIN = 1.1
 """Above what is predicted, in memory and on disk."""
@@ -21,7 +26,7 @@ MERGE_MINUTES, MINUTES_PER_GB = 120, 4
 
 
 def mem_mb(plan: dict, stage: str, attempt: int) -> int:
-    """Host memory of a node for `train`, `merge` or `evaluate`."""
+    """Host memory of a node for `train` or `merge`."""
     return grown(host_bytes(plan["memory"], stage) * MARGIN / 1e6 + BESIDE, attempt)
 
 
@@ -36,9 +41,9 @@ def host_bytes(memory: dict, stage: str) -> int:
     return correction["corrected"] if correction else memory["host"][stage]
 
 
-def baseline_mem_mb(model: dict, attempt: int) -> int:
-    """To evaluate a base model, which has no plan, on a GPU, from its model.json."""
-    return grown(evaluating(model["parameters"]) * MARGIN / 1e6 + BESIDE, attempt)
+def evaluation_mb(model: dict, lint: dict, evaluation: Evaluation, cpu: bool, attempt: int) -> int:
+    """To evaluate a model, tuned or not: see `evaluating`."""
+    return grown(evaluating(model, lint, evaluation, cpu) * MARGIN / 1e6 + BESIDE, attempt)
 
 
 def disk_mb(plan: dict, stage: str) -> int:

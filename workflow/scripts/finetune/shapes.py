@@ -128,9 +128,15 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         expert_adapters=expert_adapters(model, linear) if experts else 0,
         dropout=any(getattr(config, k, 0) for k in ("hidden_dropout_prob", "resid_pdrop")),
         vocab=config.vocab_size,
-        context=getattr(config, "max_position_embeddings", None),
+        context=context_of(config),
         attention=model.config._attn_implementation,
     )
+
+
+def context_of(config: PretrainedConfig) -> int | None:
+    """Positions that a model has; None if it has no limit. Of one that sees images too, the part
+    that reads."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
 def widest(config: PretrainedConfig, *names: str) -> int | None:

@@ -14,13 +14,14 @@ METHOD_SECTIONS = {
     "full": (),
 }
 """Sections of a run that only some methods read, by method."""
-PLAN_ONLY = (
-    *("gpus", "nodes", "gpu_memory_gb", "gpu_model", "allow_oversubscription", "batch"),
-    *("gradient_checkpointing", "compile", "checks", "checkpoint_minutes", "timeout_minutes"),
-    "evaluation",
+WHERE = (
+    *("gpus", "nodes", "gpu_memory_gb", "gpu_model", "allow_oversubscription"),
+    *("gradient_checkpointing", "compile", "checkpoint_minutes", "timeout_minutes"),
 )
-"""Keys that change how a run is trained or checked, and not what comes out: when they change, a
-finished run keeps its plan. All but `batch.global`, by which it is trained again."""
+"""Keys of a run that say where and how it is trained, and change nothing of what comes out."""
+PLAN_ONLY = (*WHERE, "batch", "checks", "evaluation")
+"""What a finished run keeps of its plan when it changes. `batch.global` is not only the plan's: by
+it a run is trained, and planned, again."""
 
 
 def fetch_settings(model: Model) -> dict:
@@ -62,8 +63,7 @@ def plan_settings(run: Run, dataset: Dataset, model: Model) -> dict:
 
 def train_settings(run: Run, model: Model) -> dict:
     """Without what plan.json settles: it splits the batch, the result is the same."""
-    where = dict.fromkeys({*PLAN_ONLY} - {"batch", "checks", "evaluation"}, True)
-    settings = run_settings(run, where | {"batch": {"micro"}})
+    settings = run_settings(run, dict.fromkeys(WHERE, True) | {"batch": {"micro"}})
     return settings | code_settings(model)
 
 

@@ -11,6 +11,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from finetune.chat import Conversation, render
 from finetune.cli import UserError
+from finetune.shapes import context_of
 
 SPARE_TOKENS = (
     "<pad>",
@@ -100,7 +101,7 @@ def in_place_of(wanted: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def set_length(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> str | None:
-    context = getattr(config.get_text_config(), "max_position_embeddings", None)
+    context = context_of(config)
     if tokenizer.model_max_length < UNSET_LENGTH or context is None:
         return None
     tokenizer.model_max_length = context

@@ -13,11 +13,11 @@ from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback
 
 from finetune import checkpoints
-from finetune.backoff import is_out_of_memory
 from finetune.cli import UserError
 from finetune.counters import save_counters
 from finetune.encoding import IGNORED
 from finetune.guards import check_finite
+from finetune.out_of_memory import is_out_of_memory
 from finetune.sampling import LengthGroups, by_length
 from finetune.scores import scores_in_pieces
 from finetune.stopping import Stopper

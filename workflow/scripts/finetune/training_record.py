@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-
 import torch
 
 from finetune.files import digest_json, read_json
 from finetune.history import peaks_reached, seconds_spent
+from finetune.launched import Launched
 from finetune.modeling import compute_dtype
 from finetune.peaks import highest, of_attempt
 from finetune.provenance import package_versions, process_seconds
@@ -58,12 +57,12 @@ def compared(planned: dict, peak: dict[str, int]) -> dict[str, dict[str, int | N
     }
 
 
-def provenance(settings: dict, args: argparse.Namespace, facts: dict, code: str | None) -> dict:
+def provenance(launched: Launched, facts: dict, code: str | None) -> dict:
     """Which settings, data, model and code made the result. The data were digested for `facts`,
     before a GPU was taken; train.py started by hand has none."""
-    model = read_json(args.model.parent / "model.json")
+    model, settings = read_json(launched.model.parent / "model.json"), launched.settings
     return {
-        "run": args.output.parent.name,
+        "run": launched.output.parent.name,
         "model_name": settings["model"],
         "dataset_name": settings["dataset"],
         "settings": settings,
