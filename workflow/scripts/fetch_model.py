@@ -88,10 +88,10 @@ def check_weights(folder: Path, trust_remote_code: bool) -> None:
     if not any(folder.glob("*.safetensors")):
         return
     model_config(folder, trust_remote_code)  # its refusal comes first
-    expected, tied = expected_shapes(folder, trust_remote_code)
+    expected = expected_shapes(folder, trust_remote_code)
     found = found_shapes(folder, expected)
-    found = {name: shape for name, shape in found.items() if name in expected}
-    if faults := list(differences(found, expected, tied)):
+    found = {name: shape for name, shape in found.items() if name in expected.shapes}
+    if faults := list(differences(found, expected)):
         raise UserError(
             f"the weights are not whole: {'; '.join(faults[:3])} ({len(faults)} faults in all). "
             "Fetch or copy the model again."
