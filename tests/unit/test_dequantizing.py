@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from test_fetch_model import fetch
 
 from finetune.cli import UserError
 from finetune.dequantizing import dequantize, refuse_quantized
 from finetune.weights import expected_shapes, verify
 from project import make_tiny_model, tiny_tokenizer
-from test_fetch_model import fetch
 
 BLOCK = 32
 FP8 = {"quant_method": "fp8", "weight_block_size": [BLOCK, BLOCK], "activation_scheme": "dynamic"}

@@ -90,8 +90,8 @@ def head_of(
         config, "auto_map"
     ):
         raise UserError(
-            f"transformers has no classifier for models of type {config.model_type}. Choose another "
-            "model, or `task: causal-lm` with the labels as completions."
+            f"transformers has no classifier for models of type {config.model_type}. Choose "
+            "another model, or `task: causal-lm` with the labels as completions."
         )
     return AutoModelForSequenceClassification, {
         "id2label": dict(enumerate(labels)),
