@@ -49,6 +49,31 @@ def make_tiny_model(folder: Path, tied: bool = True, **shape: int) -> None:
     tokenizer.save_pretrained(folder)
 
 
+def make_tiny_gemma(folder: Path) -> None:
+    """Gemma 3 as from 4B on: a decoder, and a vision tower with a projector."""
+    import torch
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    text = {"vocab_size": len(tokenizer) + 3, "hidden_size": 64, "intermediate_size": 128}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    text |= {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16}
+    images = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    images |= {"num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    special = {name: getattr(tokenizer, name) for name in ("eos_token_id", "pad_token_id")}
+    marks = ("boi_token_index", "eoi_token_index", "image_token_index")
+    config = Gemma3Config(
+        text_config=text | {"max_position_embeddings": 256},
+        vision_config=images | {"vision_use_head": False},
+        mm_tokens_per_image=4,
+        **special,
+        **{name: len(tokenizer) + index for index, name in enumerate(marks)},
+    )
+    Gemma3ForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 def tiny_tokenizer():
     """Byte-level BPE, trained on a few words, with ChatML markers."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

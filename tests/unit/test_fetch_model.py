@@ -232,15 +232,50 @@ def test_tensors_by_the_names_of_the_first_bert_are_known(
     assert fetch(bert, tmp_path / "out", monkeypatch)["architecture"] == "BertModel"
 
 
+def unname(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["architectures"]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def test_a_model_that_names_no_class_is_taken_for_a_causal_one(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Path(shutil.copytree(tiny_model, tmp_path / "source"))
-    config = json.loads((source / "config.json").read_text())
-    del config["architectures"]
-    (source / "config.json").write_text(json.dumps(config))
+    unname(source)
     record = fetch(source, tmp_path / "out", monkeypatch)
     assert (record["architecture"], record["causal"]) == ("LlamaForCausalLM", True)
+
+
+@pytest.mark.parametrize("prefix", ["", "deberta."])
+def test_an_encoder_that_names_no_class(
+    prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DeBERTa-v3: transformers has no causal LM of its type. Its files have the prefix that the
+    base model has in a model with a head."""
+    from transformers import DebertaV2Config, DebertaV2Model
+
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+    source = tmp_path / "deberta"
+    DebertaV2Model(DebertaV2Config(vocab_size=400, num_hidden_layers=1, **shape)).save_pretrained(
+        source
+    )
+    tiny_tokenizer().save_pretrained(source)
+    unname(source)
+    tensors = load_file(source / "model.safetensors")
+    tensors = {prefix + name: tensor for name, tensor in tensors.items()}
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    record = fetch(source, tmp_path / "out", monkeypatch)
+    assert (record["architecture"], record["causal"]) == ("DebertaV2Model", False)
+
+
+def test_bert_that_names_no_class_is_no_causal_model(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers has a causal LM of its type, of which the files lack the head."""
+    unname(bert)
+    record = fetch(bert, tmp_path / "out", monkeypatch)
+    assert (record["architecture"], record["causal"]) == ("BertModel", False)
 
 
 def save_untrained(config, folder: Path) -> Path:

@@ -16,6 +16,7 @@ CACHE = (
     "the model org/name is not in the Hugging Face cache, and {} ({}). Fetch it on a host with a "
     "network, or give a local path as `source`."
 )
+CONFIG = ["config.json"]
 OFFLINE = "HF_HUB_OFFLINE is set"
 
 
@@ -122,16 +123,24 @@ def downloads(tmp_path, monkeypatch):
 def test_safetensors_are_fetched_and_no_code(downloads, tmp_path) -> None:
     (tmp_path / "model.safetensors").touch()
     assert download_model("org/name", "v1", with_code=False) == (tmp_path, tmp_path.name)
-    assert downloads == [("org/name", "v1", MODEL_FILES)]
+    assert downloads == [("org/name", "v1", CONFIG), ("org/name", "v1", MODEL_FILES)]
     assert not any("py" in pattern or "bin" in pattern for pattern in MODEL_FILES)
 
 
 def test_code_comes_along_where_it_is_trusted(downloads, tmp_path) -> None:
     (tmp_path / "model.safetensors").touch()
     download_model("org/name", None, with_code=True)
-    assert downloads == [("org/name", None, [*MODEL_FILES, "*.py"])]
+    assert downloads[1:] == [("org/name", None, [*MODEL_FILES, "*.py"])]
 
 
 def test_bin_weights_are_fetched_only_where_there_are_no_safetensors(downloads) -> None:
     download_model("org/name", None, with_code=False)
-    assert [patterns for *_, patterns in downloads] == [MODEL_FILES, [*MODEL_FILES, "*.bin"]]
+    wanted = [CONFIG, MODEL_FILES, [*MODEL_FILES, "*.bin"]]
+    assert [patterns for *_, patterns in downloads] == wanted
+
+
+def test_a_quantized_model_is_refused_before_its_weights_come(downloads, tmp_path) -> None:
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "gptq"}}')
+    with pytest.raises(UserError, match=r"already quantized \(gptq\)"):
+        download_model("org/name", None, with_code=False)
+    assert downloads == [("org/name", None, CONFIG)]

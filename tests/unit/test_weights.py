@@ -17,7 +17,7 @@ from transformers import (
 
 from finetune.cli import UserError
 from finetune.weights import differences, expected_shapes, found_shapes, saved_shapes, verify
-from project import make_tiny_model
+from project import make_tiny_gemma, make_tiny_model
 
 TRAINED = Path("results/runs/one-run/trained")
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -55,7 +55,7 @@ def change(folder, edit):
 
 def fault(folder):
     with pytest.raises(UserError) as error:
-        verify(folder, *expected_shapes(folder, False), TRAINED)
+        verify(folder, expected_shapes(folder, False), TRAINED)
     return str(error.value)
 
 
@@ -70,8 +70,8 @@ def test_the_text_part_of_a_larger_model_is_whole_with_its_prefix_and_without(tm
     )
     base = tmp_path / "base"
     Qwen3_5ForConditionalGeneration(config).save_pretrained(base)
-    shapes, tied = expected_shapes(base, False)
-    found = found_shapes(base, shapes)
+    expected = expected_shapes(base, False)
+    found, shapes = found_shapes(base, expected), expected.shapes
     assert {name: found[name] for name in shapes} == shapes
     assert any("visual" in name for name in found.keys() - shapes.keys())
     loaded = AutoModelForCausalLM.from_pretrained(base)
@@ -80,17 +80,34 @@ def test_the_text_part_of_a_larger_model_is_whole_with_its_prefix_and_without(tm
         "new": AutoModelForCausalLM.from_config(loaded.config),
     }.items():
         model.save_pretrained(tmp_path / name)
-        assert verify(tmp_path / name, shapes, tied, TRAINED)["tensors"] == len(shapes)
+        assert verify(tmp_path / name, expected, TRAINED)["tensors"] == len(shapes)
     names = [saved_shapes(tmp_path / name).keys() for name in ("loaded", "new")]
     assert ["model.language_model.norm.weight" in n for n in names] == [True, False]
 
 
+def test_a_model_that_sees_images_is_whole_by_the_names_of_its_time(tmp_path):
+    """Gemma 3 lies on the hub with a prefix in its vision tower that transformers now drops."""
+    make_tiny_gemma(tmp_path)
+    expected = expected_shapes(tmp_path, False)
+    whole = verify(tmp_path, expected, TRAINED)
+
+    def edit(tensors):
+        for name in [n for n in tensors if n.startswith("vision_tower.")]:
+            tensors[name.replace(".", ".vision_model.", 1)] = tensors.pop(name)
+
+    change(tmp_path, edit)
+    assert "vision_tower.vision_model.encoder.layers.0.mlp.fc1.bias" in saved_shapes(tmp_path)
+    assert verify(tmp_path, expected, TRAINED) == whole
+    change(tmp_path, lambda tensors: tensors.pop("vision_tower.vision_model.post_layernorm.bias"))
+    assert "vision_tower.post_layernorm.bias is missing (1 faults" in fault(tmp_path)
+
+
 def test_whole_weights_pass_with_their_counts(folder):
-    shapes, tied = expected_shapes(folder, False)
-    assert tied == {HEAD: EMBEDDING, EMBEDDING: HEAD}
+    expected = expected_shapes(folder, False)
+    assert expected.tied == {HEAD: EMBEDDING, EMBEDDING: HEAD}
     model = AutoModelForCausalLM.from_pretrained(folder)
-    assert verify(folder, shapes, tied, TRAINED) == {
-        "tensors": len(shapes) - 1,
+    assert verify(folder, expected, TRAINED) == {
+        "tensors": len(expected.shapes) - 1,
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -129,19 +146,19 @@ def test_three_faults_are_named_and_all_are_counted(folder):
 
 def test_no_weights_at_all(folder):
     (folder / "model.safetensors").unlink()
-    assert f"({len(expected_shapes(folder, False)[0])} faults in all)" in fault(folder)
+    assert f"({len(expected_shapes(folder, False).shapes)} faults in all)" in fault(folder)
 
 
 @pytest.mark.parametrize("kept", [EMBEDDING, HEAD])
 def test_one_of_a_tied_pair_is_enough_whichever_it_is(folder, kept):
     change(folder, lambda tensors: tensors.update({kept: tensors.pop(EMBEDDING)}))
     assert kept in saved_shapes(folder)
-    assert verify(folder, *expected_shapes(folder, False), TRAINED)["tensors"] == 20
+    assert verify(folder, expected_shapes(folder, False), TRAINED)["tensors"] == 20
 
 
 def test_both_of_a_tied_pair_are_no_fault(folder):
     change(folder, lambda tensors: tensors.update({HEAD: tensors[EMBEDDING].clone()}))
-    assert verify(folder, *expected_shapes(folder, False), TRAINED)["tensors"] == 21
+    assert verify(folder, expected_shapes(folder, False), TRAINED)["tensors"] == 21
 
 
 def test_none_of_a_tied_pair_is_a_fault(folder):
@@ -151,8 +168,8 @@ def test_none_of_a_tied_pair_is_a_fault(folder):
 
 @pytest.mark.parametrize("lost", [EMBEDDING, HEAD])
 def test_an_untied_model_needs_both(untied, lost):
-    assert expected_shapes(untied, False)[1] == {}
-    assert verify(untied, *expected_shapes(untied, False), TRAINED)["tensors"] == 21
+    assert expected_shapes(untied, False).tied == {}
+    assert verify(untied, expected_shapes(untied, False), TRAINED)["tensors"] == 21
     change(untied, lambda tensors: tensors.pop(lost))
     assert f"{lost} is missing (1 faults" in fault(untied)
 
@@ -164,7 +181,7 @@ def test_shards_are_read_together(untied):
     for number, part in enumerate((names[::2], names[1::2]), start=1):
         path = untied / f"model-0000{number}-of-00002.safetensors"
         save_file({n: tensors[n] for n in part}, path)
-    assert verify(untied, *expected_shapes(untied, False), TRAINED)["tensors"] == 21
+    assert verify(untied, expected_shapes(untied, False), TRAINED)["tensors"] == 21
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -185,11 +202,11 @@ def test_shards_are_read_together(untied):
 def test_what_transformers_saves_is_what_is_expected(config, tied, tmp_path):
     model = AutoModelForCausalLM.from_config(config(tied))
     model.save_pretrained(tmp_path)
-    shapes, pairs = expected_shapes(tmp_path, False)
-    counts = verify(tmp_path, shapes, pairs, TRAINED)
+    expected = expected_shapes(tmp_path, False)
+    counts = verify(tmp_path, expected, TRAINED)
     assert counts["parameters"] == sum(p.numel() for p in model.parameters())
-    assert len(pairs) == 2 * tied
+    assert len(expected.tied) == 2 * tied
     for lost in saved_shapes(tmp_path):
         found = saved_shapes(tmp_path)
         del found[lost]
-        assert f"{lost} is missing" in differences(found, shapes, pairs)
+        assert f"{lost} is missing" in differences(found, expected)

@@ -2,7 +2,7 @@
 
 Reads a hub id, a local folder, a GGUF file or a file inside an installed package.
 Writes `pretrained/`, a folder that `from_pretrained` opens (weights are links wherever they
-already lie on this machine; GGUF weights are converted to bf16 safetensors once), and
+already lie on this machine; GGUF, MXFP4 and FP8 are converted to bf16 safetensors once), and
 `model.json`: commit or digests, architecture, exact parameter counts, what was repaired.
 """
 
@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from finetune.cli import UserError, read_settings, run_script, say, speak_for
+from finetune.dequantizing import dequantize, quantized_as, refuse_quantized
 from finetune.files import complete_directory, digest_file, write_json
 from finetune.hub import download_model
 from finetune.sources import locate_model, visible_files
@@ -33,12 +34,9 @@ def main() -> None:
     speak_for(args.record.parent.name)
     source, commit = resolve(**{k: args.settings[k] for k in ORIGIN})
     with complete_directory(args.pretrained) as folder:
-        if source.suffix == ".gguf":
-            convert_gguf(source, folder)
-        else:
-            link_files(source, folder)
+        notes = write_weights(source, folder, args.settings["trust_remote_code"])
         check_weights(folder, args.settings["trust_remote_code"])
-        notes = write_tokenizer(folder, args.settings)
+        notes += write_tokenizer(folder, args.settings)
         record = describe(folder, args.settings) | {"commit": commit, "repairs": notes}
     record["files"] = file_record(args.pretrained, with_digests=commit is None)
     write_json(args.record, record)
@@ -52,8 +50,27 @@ def resolve(source: str, revision: str | None, trust_remote_code: bool) -> tuple
     """Where the model lies on this machine, and its commit if it came from the hub."""
     found = locate_model(source)
     if found is not None:
+        if found.is_dir():
+            refuse_quantized(found)
         return found, None
     return download_model(source, revision, with_code=trust_remote_code)
+
+
+def write_weights(source: Path, folder: Path, trust_remote_code: bool) -> list[str]:
+    """The model in 16 or 32 bit, as links where it lies so on this machine; what was changed."""
+    notes = []
+    if source.suffix == ".gguf":
+        convert_gguf(source, folder)
+    elif quantized_as(source):
+        model_config(source, trust_remote_code)  # its refusal comes first
+        notes.append(dequantize(source, folder, trust_remote_code))
+        link_files(source, folder, but=WEIGHTS)
+    else:
+        link_files(source, folder)
+        return notes
+    for path in folder.glob("*.safetensors"):
+        path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
+    return notes
 
 
 def convert_gguf(file: Path, folder: Path) -> None:
@@ -67,14 +84,15 @@ def convert_gguf(file: Path, folder: Path) -> None:
     )
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**where).save_pretrained(folder)
-    for path in folder.glob("*.safetensors"):
-        path.chmod(0o644)  # safetensors writes 0600, which other users cannot serve
 
 
-def link_files(source: Path, folder: Path) -> None:
-    """Link what lies on this machine: weights are never copied."""
+def link_files(source: Path, folder: Path, but: tuple[str, ...] = ()) -> None:
+    """Link what lies on this machine and was not made anew: weights are never copied. `but` ends
+    the names of those that are left out."""
     for path in visible_files(source):
         target = folder / path.relative_to(source)
+        if target.exists() or path.name.removesuffix(".index.json").endswith(but):
+            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         target.symlink_to(path.resolve())
 
@@ -89,10 +107,10 @@ def check_weights(folder: Path, trust_remote_code: bool) -> None:
     if not any(folder.glob("*.safetensors")):
         return
     model_config(folder, trust_remote_code)  # its refusal comes first
-    expected, tied = expected_shapes(folder, trust_remote_code)
+    expected = expected_shapes(folder, trust_remote_code)
     found = found_shapes(folder, expected)
-    found = {name: shape for name, shape in found.items() if name in expected}
-    if faults := list(differences(found, expected, tied)):
+    found = {name: shape for name, shape in found.items() if name in expected.shapes}
+    if faults := list(differences(found, expected)):
         raise UserError(
             f"the weights are not whole: {'; '.join(faults[:3])} ({len(faults)} faults in all). "
             "Fetch or copy the model again."

@@ -56,14 +56,14 @@ def main() -> None:
     trust = args.settings["trust_remote_code"]
     facts = read_json(args.train_record)
     labels = read_json(args.tokens / "lint.json")["labels"]
-    shapes, tied = expected_shapes(args.base, trust, labels)
+    expected = expected_shapes(args.base, trust, labels)
     with complete_directory(args.output) as folder:
         if args.settings["method"] == "full":
             link_trained(args.trained, args.base, folder)
             record = {}
         else:
-            record = merge_adapter(args, folder, shapes, labels)
-        record |= verify(folder, shapes, tied, args.trained)
+            record = merge_adapter(args, folder, expected.shapes, labels)
+        record |= verify(folder, expected, args.trained)
         load_tokenizer(args.base, trust).save_pretrained(folder)
         if labels is None:
             shutil.copy(args.base / "generation_config.json", folder)

@@ -3,7 +3,7 @@
 By the part of the chain that uses them:
 
 config      config, config_errors, stages (which keys trigger which rule)
-models      sources, hub, architecture, tokenizer, weights
+models      sources, hub, dequantizing, architecture, towers, tokenizer, weights
 data        places, readers, json_text, utf8, values, formats, conversations, records, splits, tally
 tokens      chat, thoughts, spans, encoding, examples, tokens, packing, pack_split, isolation
 data check  lint, checks, lint_page

@@ -22,6 +22,8 @@ def lose_in_chunks(model: torch.nn.Module) -> None:
     """From now on `model` computes its loss so, unless it has a loss of its own."""
     if model.loss_function is ForCausalLMLoss:
         model.loss_function = causal_loss
+        # the Trainer asks; some that see images say no, of a loss that they had before
+        model.accepts_loss_kwargs = True
 
 
 def causal_loss(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from finetune.cli import UserError
+from finetune.dequantizing import refuse_quantized
 
 MODEL_FILES = ["*.json", "*.jinja", "*.txt", "*.model", "*.safetensors"]
 SECOND_COPIES = ["consolidated*", "original/*"]
@@ -22,6 +23,7 @@ def download_model(source: str, revision: str | None, with_code: bool) -> tuple[
     wanted = {"revision": revision, "ignore_patterns": SECOND_COPIES}
     check_cache()
     with hub_errors("model", source, revision):
+        refuse_quantized(Path(snapshot_download(source, allow_patterns=["config.json"], **wanted)))
         folder = Path(snapshot_download(source, allow_patterns=files, **wanted))
         if not any(folder.glob("*.safetensors")):
             snapshot_download(source, allow_patterns=[*files, "*.bin"], **wanted)

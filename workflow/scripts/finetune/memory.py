@@ -109,7 +109,7 @@ def predicted(parts: Mapping[str, int]) -> int:
 def trained(shapes: Shapes, job: Job) -> int:
     """Parameters that get a gradient."""
     if job.method == "full":
-        return shapes.parameters
+        return shapes.parameters - shapes.frozen
     return shapes.adapter(job.rank, job.targets) + (shapes.head if job.classes else 0)
 
 
@@ -183,7 +183,7 @@ def autocast(shapes: Shapes, job: Job) -> float:
         return 0
     if job.method == "full":
         lookup = shapes.vocab * shapes.hidden if shapes.head else 0
-        return (shapes.parameters - lookup) * 2
+        return (trained(shapes, job) - lookup) * 2
     return trained(shapes, job) * 2
 
 

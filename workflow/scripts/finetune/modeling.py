@@ -14,6 +14,7 @@ from finetune.architecture import head_of
 from finetune.attention import default_attention
 from finetune.cli import UserError
 from finetune.head import lose_in_pieces
+from finetune.towers import in_towers, tower_weights
 
 
 def compute_dtype() -> torch.dtype:
@@ -55,6 +56,8 @@ def load_for_training(
     if labels is None:
         lose_in_pieces(model)
     if settings["method"] == "full":
+        for weight in tower_weights(model):
+            weight.requires_grad = False
         return model
     if settings["method"] == "qlora":
         keep_gradients_on_cpu(model)
@@ -153,6 +156,7 @@ def add_adapters(
             lora_alpha=lora["alpha"],
             lora_dropout=lora["dropout"],
             target_modules=lora["target_modules"],
+            exclude_modules=in_towers(model),
             modules_to_save=new,
         ),
     )

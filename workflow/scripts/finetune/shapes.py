@@ -1,18 +1,22 @@
 """What memory formulas need to know of a model: counted on the meta device, where no weight is.
 
 `Shapes` is plain numbers. `shapes_of` reads them from an outline (`architecture.outline`): exact
-counts from its modules, and from its config only what modules do not show.
+counts from its modules, and from its config only what modules do not show. What sees or hears
+(`towers`) counts as weights alone: text does not run through it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from math import prod
 from typing import TYPE_CHECKING
 
+from finetune.towers import in_towers, text_modules, tower_weights
+
 if TYPE_CHECKING:
-    from torch.nn import Parameter
+    from torch.nn import Module, Parameter
     from transformers import PretrainedConfig, PreTrainedModel
 
 PERSISTENT = 10
@@ -38,6 +42,8 @@ class Shapes:
     """Numbers of a model. A tied weight counts once."""
 
     parameters: int
+    frozen: int
+    """Of towers that see or hear, which are never trained."""
     linear: tuple[Layer, ...]
     quantized: int
     """Weights of the layers that bitsandbytes makes 4-bit. Experts in one tensor stay 16-bit."""
@@ -95,18 +101,19 @@ def recorded(record: dict | None) -> Shapes | None:
 def shapes_of(model: PreTrainedModel) -> Shapes:
     """Count a model. On the meta device this takes no memory. Raises ValueError for one without
     attention, as Mamba is: its layers keep what no formula here counts."""
-    config = model.config.get_text_config()
+    config, reached = model.config.get_text_config(), text_modules(model)
     hidden, heads = config.hidden_size, widest(config, "num_attention_heads")
     if heads is None:
         raise ValueError(f"{type(model).__name__} does not say how many attention heads it has")
-    experts = expert_tensors(model)
+    experts = expert_tensors(reached.values())
     widths = ("moe_intermediate_size", *WIDTHS) if experts else WIDTHS
     width = widest(config, *widths) or 4 * hidden
-    linear = linear_layers(model)
+    linear = linear_layers(reached, model.get_output_embeddings())
     activation = getattr(config, "hidden_act", None) or getattr(config, "activation_function", "")
     return Shapes(
         # parameters() yields a tied weight once
         parameters=sum(p.numel() for p in model.parameters()),
+        frozen=sum(p.numel() for p in tower_weights(model)),
         linear=tuple(linear),
         **quantized_sizes(model),
         **block_sizes(model, config.num_hidden_layers),
@@ -121,8 +128,8 @@ def shapes_of(model: PreTrainedModel) -> Shapes:
         gated=bool(experts)
         or any("gate" in x.name and x.out_features % width == 0 for x in linear),
         gelu=4 if activation in ("gelu_new", "gelu_fast") else 1,
-        normed=normed(model, hidden, heads) // config.num_hidden_layers,
-        rms=any("RMS" in type(module).__name__ for module in model.modules()),
+        normed=normed(reached.values(), hidden, heads) // config.num_hidden_layers,
+        rms=any("RMS" in type(module).__name__ for module in reached.values()),
         experts=(getattr(config, "num_experts_per_tok", None) or 1) if experts else 0,
         expert_weights=sum(p.numel() for p in experts),
         expert_adapters=expert_adapters(model, linear) if experts else 0,
@@ -149,12 +156,12 @@ def widest(config: PretrainedConfig, *names: str) -> int | None:
     return None
 
 
-def expert_tensors(model: PreTrainedModel) -> list[Parameter]:
+def expert_tensors(modules: Iterable[Module]) -> list[Parameter]:
     """All experts of a layer in one tensor of three dimensions, which convolutions have too."""
     from torch.nn import Conv1d
 
-    modules = (m for m in model.modules() if not isinstance(m, Conv1d))
-    return [p for m in modules for p in m.parameters(recurse=False) if p.ndim == 3]
+    others = (m for m in modules if not isinstance(m, Conv1d))
+    return [p for m in others for p in m.parameters(recurse=False) if p.ndim == 3]
 
 
 def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
@@ -164,31 +171,32 @@ def expert_adapters(model: PreTrainedModel, linear: list[Layer]) -> int:
 
     from peft import LoraConfig, get_peft_model
 
-    lora = LoraConfig(r=8, lora_dropout=0.0, target_modules="all-linear")
+    chosen = {"target_modules": "all-linear", "exclude_modules": in_towers(model)}
+    lora = LoraConfig(r=8, lora_dropout=0.0, **chosen)
     # else what is new is made in memory
     adapted = get_peft_model(copy.deepcopy(model), lora, low_cpu_mem_usage=True)
     trained = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     return trained // 8 - sum((x.in_features + x.out_features) * x.count for x in linear)
 
 
-def normed(model: PreTrainedModel, hidden: int, heads: int) -> int:
+def normed(modules: Iterable[Module], hidden: int, heads: int) -> int:
     """Elements a token has in all norms. Those of queries and keys are applied to each head."""
     sizes = [
         module.weight.numel()
-        for module in model.modules()
+        for module in modules
         if "Norm" in type(module).__name__ and getattr(module, "weight", None) is not None
     ]
     return sum(n if n >= hidden else n * heads for n in sizes)
 
 
-def linear_layers(model: PreTrainedModel) -> list[Layer]:
+def linear_layers(modules: Mapping[str, Module], head: Module | None) -> list[Layer]:
     """The layers that `all-linear` adapters take: all but the head."""
     from torch.nn import Linear
     from transformers.pytorch_utils import Conv1D
 
     counts: Counter = Counter()
-    for path, module in model.named_modules():
-        if isinstance(module, (Linear, Conv1D)) and module is not model.get_output_embeddings():
+    for path, module in modules.items():
+        if isinstance(module, (Linear, Conv1D)) and module is not head:
             rows, columns = module.weight.shape
             turned = isinstance(module, Conv1D)  # GPT-2 stores its weights transposed
             size = (rows, columns) if turned else (columns, rows)

@@ -2,15 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import safe_open
 
 from finetune.cli import UserError, run_again
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 TensorShapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the architecture of a model folder has, under the names that files have today."""
+
+    shapes: TensorShapes
+    tied: dict[str, str]
+    """Pairs of which one is enough."""
+    model: PreTrainedModel
+    """Its outline."""
+
+    def known(self, names: Iterable[str]) -> dict[str, str]:
+        """Each of `names`, and what it is called in `shapes`, if it is there.
+
+        Files of one model come with several names: of before a change of transformers (BERT's
+        gamma), with the prefix of a larger model (Qwen 3.5) or without that of a head (DeBERTa).
+        transformers itself brings them to one.
+        """
+        today = {new: name for name, new in self.read(self.shapes).items()}
+        read = self.read(name for name in names if name not in self.shapes)
+        return {name: today.get(read.get(name), name) for name in names}
+
+    def read(self, names: Iterable[str]) -> dict[str, str]:
+        """As transformers renames when it loads, before it joins tensors (rename_source_key)."""
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import (
+            WeightRenaming,
+            dot_natural_key,
+            rename_source_key,
+        )
+
+        rules = [
+            x for x in get_model_conversion_mapping(self.model) if isinstance(x, WeightRenaming)
+        ]
+        prefix, inside = self.model.base_model_prefix, self.model.state_dict()
+        ordered = sorted(names, key=dot_natural_key)
+        return {name: rename_source_key(name, rules, [], prefix, inside)[0] for name in ordered}
 
 
 def saved_shapes(folder: Path) -> TensorShapes:
@@ -19,36 +62,21 @@ def saved_shapes(folder: Path) -> TensorShapes:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - a safetensors handle, no dict
-                shapes[current_name(name)] = tuple(file.get_slice(name).get_shape())
+                shapes[name] = tuple(file.get_slice(name).get_shape())
     return shapes
 
 
-def found_shapes(folder: Path, expected: TensorShapes) -> TensorShapes:
-    """Those of the files of a folder, by the names expected of the architecture.
-
-    Of a model that sees images too, as Qwen 3.5 does, transformers takes the part that reads. It
-    reads that with the prefix of the whole and without (conversion_mapping.py, qwen3_5_text), and
-    writes it with the prefix unless the model was dequantized.
-    """
-
-    def known(name: str) -> str:
-        short = name.replace("model.language_model.", "model.", 1)
-        return short if name not in expected and short in expected else name
-
-    return {known(name): shape for name, shape in saved_shapes(folder).items()}
-
-
-def current_name(name: str) -> str:
-    """The first BERT models were saved with TensorFlow's names, which transformers still reads."""
-    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
-        "LayerNorm.beta", "LayerNorm.bias"
-    )
+def found_shapes(folder: Path, expected: Expected) -> TensorShapes:
+    """Those of the files of a folder, by the names expected of the architecture."""
+    found = saved_shapes(folder)
+    known = expected.known(found)
+    return {known[name]: shape for name, shape in found.items()}
 
 
 def expected_shapes(
     folder: Path, trust_remote_code: bool, labels: list[str] | None = None
-) -> tuple[TensorShapes, dict[str, str]]:
-    """What the architecture of a model folder has, and the tied pairs of which one is enough.
+) -> Expected:
+    """Of the architecture of a model folder.
 
     Names are those of the files. In memory, transformers calls the head of GPT-NeoX otherwise
     and joins the experts of a mixture.
@@ -64,16 +92,14 @@ def expected_shapes(
     for pair in model.all_tied_weights_keys.items() if model.config.tie_word_embeddings else ():
         one, other = (next(iter(revert_weight_conversion(model, {n: tensors[n]}))) for n in pair)
         tied |= {one: other, other: one}
-    return {name: tuple(tensor.shape) for name, tensor in saved.items()}, tied
+    return Expected({name: tuple(tensor.shape) for name, tensor in saved.items()}, tied, model)
 
 
-def verify(
-    folder: Path, expected: TensorShapes, tied: dict[str, str], trained: Path
-) -> dict[str, int]:
+def verify(folder: Path, expected: Expected, trained: Path) -> dict[str, int]:
     """Raise UserError unless every expected tensor is there, whole, and nothing else is. What the
     folder was made of, `trained`, is what to make again."""
     found = found_shapes(folder, expected)
-    faults = list(differences(found, expected, tied))
+    faults = list(differences(found, expected))
     if faults:
         raise UserError(
             f"the model made of {trained} is not whole: {'; '.join(faults[:3])} "
@@ -82,14 +108,16 @@ def verify(
     return {"tensors": len(found), "parameters": sum(prod(shape) for shape in found.values())}
 
 
-def differences(found: TensorShapes, expected: TensorShapes, tied: dict[str, str]) -> Iterator[str]:
+def differences(found: TensorShapes, expected: Expected) -> Iterator[str]:
     """What is wrong, one text per tensor."""
-    for name, shape in expected.items():
+    for name, shape in expected.shapes.items():
         if name not in found:
-            if tied.get(name) not in found:
+            if expected.tied.get(name) not in found:
                 yield f"{name} is missing"
         elif prod(found[name]) == 0 and prod(shape) != 0:
             yield f"{name} is empty"
         elif found[name] != shape:
             yield f"{name} is {found[name]}, not {shape}"
-    yield from (f"{name} is unknown to the architecture" for name in found if name not in expected)
+    yield from (
+        f"{name} is unknown to the architecture" for name in found if name not in expected.shapes
+    )
