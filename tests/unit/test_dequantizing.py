@@ -87,7 +87,7 @@ def test_mxfp4_becomes_bf16(tmp_path: Path) -> None:
     save_file(tensors, source / "model.safetensors", {"format": "pt"})
     refuse_quantized(source)
     assert dequantize(source, made, False) == "weights mxfp4 -> bf16"
-    verify(made, expected_shapes(made, False))
+    verify(made, expected_shapes(made, False), made)
     weight = load_file(made / "model.safetensors")["model.layers.0.mlp.experts.down_proj"]
     # code 2 is 1.0, code 4 is 2.0; 126 means 2 ** (126 - 127)
     assert weight[0, :, 0].tolist() == [0.5, 1.0] * 32
