@@ -24,7 +24,7 @@ from finetune.shapes import shapes_of
 from finetune.towers import in_towers, text_modules, towers
 from project import make_tiny_gemma, make_tiny_model
 
-TEXT = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+TEXT = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
 TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 
