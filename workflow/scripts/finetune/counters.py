@@ -1,7 +1,8 @@
 """What FinetuneTrainer counts beside transformers' own state, kept with each checkpoint.
 
 Without it the first line of metrics.jsonl after a resume would be an average over fewer steps
-than in a run that was never stopped, and the tokens before would be forgotten.
+than in a run that was never stopped, and the tokens before would be forgotten. And under ZeRO-3
+sums of the loss would be rounded otherwise (head.agreed).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def save_counters(trainer: FinetuneTrainer, folder: Path) -> None:
         "total_tokens": trainer.total_tokens,
         "training_seconds": trainer.training_seconds,
         "seconds_since": time.monotonic() - trainer.since,
+        "most_pieces": getattr(trainer.model, "most_pieces", 1),
     }
     write_json(folder / f"counters_{trainer.args.process_index}.json", counters)
 
@@ -52,6 +54,7 @@ class RestoreCounters(TrainerCallback):
         trainer.total_tokens = saved[0]["total_tokens"]
         trainer.training_seconds = saved[0]["training_seconds"]
         trainer.since = time.monotonic() - saved[0]["seconds_since"]
+        trainer.model.most_pieces = saved[0]["most_pieces"]
 
 
 def share_of(saved: list[dict], rank: int, world_size: int) -> tuple[float, list[float]]:
