@@ -63,7 +63,7 @@ def found(engine: deepspeed.DeepSpeedEngine, inputs: dict, items: int) -> dict:
     engine.eval()
     with torch.no_grad():
         scores = scores_in_pieces(engine.module, inputs)
-    made = engine.module.most_pieces
+    made = head.most_pieces
     return values | {"loss": loss.item(), "scores": scores.tolist(), "pieces": made}
 
 
@@ -72,7 +72,7 @@ def main() -> None:
     rank, held, results = int(os.environ["RANK"]), [], []
     at_once = head.PIECE
     for tied in (False, True):
-        engine = sharded(tied, held)
+        engine, head.most_pieces = sharded(tied, held), 1
         for head.PIECE in (at_once, PIECE):
             results.append([found(engine, batch(rank, both), sum(both)) for both in COUNTS])
     Path(sys.argv[1], f"{rank}.json").write_text(json.dumps(results))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import TrainerControl, TrainerState
 
+from finetune import head
 from finetune.advice import last_remedies
 from finetune.backoff import fitting_micro, smaller_micro
 from finetune.counters import RestoreCounters, save_counters, share_of
@@ -167,11 +168,10 @@ def test_sums_of_ranks_go_to_as_many_or_keep_mean_and_total():
     assert share_of(saved, 2, 4) == (1.5, [0.0, 0.0])
 
 
-def test_a_checkpoint_holds_what_was_counted(tmp_path):
-    def trainer(loss, counts, last, total, tokens, seconds, pieces):
+def test_a_checkpoint_holds_what_was_counted(tmp_path, monkeypatch):
+    def trainer(loss, counts, last, total, tokens, seconds):
         return SimpleNamespace(
             args=SimpleNamespace(process_index=0, world_size=1),
-            model=SimpleNamespace(most_pieces=pieces),
             counts=torch.tensor(counts),
             total_tokens=tokens,
             training_seconds=seconds,
@@ -181,12 +181,14 @@ def test_a_checkpoint_holds_what_was_counted(tmp_path):
             _total_loss_scalar=total,
         )
 
-    save_counters(trainer(1.5, [3.0, 1.0, 4.0], 7, 2.5, 30, 9.0, pieces=3), tmp_path)
-    new = trainer(0.0, [0.0, 0.0, 0.0], 0, 0.0, 0, 0.0, pieces=1)
+    monkeypatch.setattr(head, "most_pieces", 3)
+    save_counters(trainer(1.5, [3.0, 1.0, 4.0], 7, 2.5, 30, 9.0), tmp_path)
+    monkeypatch.setattr(head, "most_pieces", 1)
+    new = trainer(0.0, [0.0, 0.0, 0.0], 0, 0.0, 0, 0.0)
     RestoreCounters(new, tmp_path).on_train_begin()
     assert (new._tr_loss.item(), new.counts.tolist()) == (1.5, [3.0, 1.0, 4.0])
     assert (new._globalstep_last_logged, new._total_loss_scalar) == (7, 2.5)
-    assert (new.total_tokens, new.training_seconds, new.model.most_pieces) == (30, 9.0, 3)
+    assert (new.total_tokens, new.training_seconds, head.most_pieces) == (30, 9.0, 3)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import TrainerCallback
 
+from finetune import head
 from finetune.files import read_json, write_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def save_counters(trainer: FinetuneTrainer, folder: Path) -> None:
         "total_tokens": trainer.total_tokens,
         "training_seconds": trainer.training_seconds,
         "seconds_since": time.monotonic() - trainer.since,
-        "most_pieces": getattr(trainer.model, "most_pieces", 1),
+        "most_pieces": head.most_pieces,
     }
     write_json(folder / f"counters_{trainer.args.process_index}.json", counters)
 
@@ -54,7 +55,7 @@ class RestoreCounters(TrainerCallback):
         trainer.total_tokens = saved[0]["total_tokens"]
         trainer.training_seconds = saved[0]["training_seconds"]
         trainer.since = time.monotonic() - saved[0]["seconds_since"]
-        trainer.model.most_pieces = saved[0]["most_pieces"]
+        head.most_pieces = saved[0].get("most_pieces", 1)  # older code knew none
 
 
 def share_of(saved: list[dict], rank: int, world_size: int) -> tuple[float, list[float]]:

@@ -19,7 +19,7 @@ def in_halves(work: Callable[[list[int]], T], rows: list[int]) -> Iterator[tuple
     try:
         yield rows, work(rows)
         return
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         if len(rows) == 1:

@@ -27,6 +27,9 @@ from finetune.activations import PIECE
 from finetune.cross_entropy import lose_in_chunks
 from finetune.encoding import IGNORED
 
+most_pieces = 1
+"""That a batch of this process was cut into so far, under ZeRO-3."""
+
 
 class Held(torch.nn.Module):
     """A decoder that runs once and then repeats what it said."""
@@ -80,12 +83,12 @@ def pieces(model: PreTrainedModel, batch: Mapping) -> list[dict[str, torch.Tenso
     ):
         count = 1
     else:
-        count = agreed(model, max(1, math.ceil(len(kept) / size)), kept.device)
+        count = agreed(max(1, math.ceil(len(kept) / size)), kept.device)
     cut = zip(kept.tensor_split(count), labels.tensor_split(count, dim=1), strict=True)
     return [{"logits_to_keep": one, "shift_labels": other.contiguous()} for one, other in cut]
 
 
-def agreed(model: PreTrainedModel, count: int, device: torch.device) -> int:
+def agreed(count: int, device: torch.device) -> int:
     """The pieces of this batch, of which a rank needs `count`. Under ZeRO-3 each of them gathers
     the head from all ranks: so all make as many as the one that needs most, some of them empty.
 
@@ -94,12 +97,13 @@ def agreed(model: PreTrainedModel, count: int, device: torch.device) -> int:
     down, each piece gathers it anew. Gathering it around all pieces (GatheredParameters) would not
     do: DeepSpeed lets go of it after the first, and the backward pass comes later.
     """
+    global most_pieces
     if not is_deepspeed_zero3_enabled():
         return count
-    most = torch.tensor(max(count, getattr(model, "most_pieces", 1)), device=device)
+    most = torch.tensor(max(count, most_pieces), device=device)
     torch.distributed.all_reduce(most, op=torch.distributed.ReduceOp.MAX)
-    model.most_pieces = most.item()
-    return model.most_pieces
+    most_pieces = most.item()
+    return most_pieces
 
 
 def lose_in_pieces(model: PreTrainedModel) -> None:

@@ -215,11 +215,12 @@ def merged_experts(shapes: Shapes, job: Job) -> float:
 
 def weight_update(shapes: Shapes, job: Job) -> float:
     """DeepSpeed turns its share of gradients to fp32; ZeRO-3 does so in groups, which it joins
-    first (stage3.py, _prepare_fp32_grad_for_sub_group). The fused AdamW takes nothing; an
-    offloaded one takes host memory."""
+    first (stage3.py, _prepare_fp32_grad_for_sub_group) and which the weight that fills one may
+    exceed. The fused AdamW takes nothing; an offloaded one takes host memory."""
     if not job.zero or job.offload:
         return 0
     share = trained(shapes, job) / job.world
     if not job.sharded:
         return share * 4
-    return min(share, zero_section(job.launch)["sub_group_size"]) * (2 + 4)
+    largest = max(shapes.outside, shapes.largest_quantized) / job.world
+    return min(share, zero_section(job.launch)["sub_group_size"] + largest) * (2 + 4)
