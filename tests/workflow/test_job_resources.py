@@ -100,8 +100,9 @@ def test_models_tuned_and_not_ask_for_the_same_to_be_evaluated(
     found = evaluations(copied, tiny_model, datasets={"lights": {"evaluation": chosen}})
     asked = evaluation_mb(read_json(model), read_json(lint), Evaluation(**chosen), cpu, 1)
     assert found == 3 * [asked]
-    plan.unlink()  # the rest tells as much
-    assert evaluations(copied, tiny_model, datasets={"lights": {"evaluation": chosen}}) == found
+    if cpu:  # what a plan does not say yet
+        plan.unlink()
+        assert evaluations(copied, tiny_model, datasets={"lights": {"evaluation": chosen}}) == found
     told = {name: {"gpu_memory_gb": 24} for name in ("tiny-qlora", "tiny-full")}
     on_gpu = evaluation_mb(read_json(model), read_json(lint), Evaluation(), False, 1)
     assert evaluations(copied, tiny_model, runs=told) == 3 * [on_gpu]

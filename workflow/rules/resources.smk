@@ -36,22 +36,30 @@ def told(paths, compute):
 def evaluation_mb(wildcards, attempt):
     """A resource function, for tuned and base models alike."""
     one = run_of(wildcards) if "run" in wildcards.keys() else wildcards
-    evaluation, cpu = dataset_of(wildcards).evaluation, evaluated_on_cpu(one)
+    evaluation, cpu = dataset_of(wildcards).evaluation, evaluated_on_cpu(wildcards)
     return told(
         [x.format(model=one.model, dataset=one.dataset) for x in (MODEL, LINT)],
         lambda *found: resources.evaluation_mb(*found, evaluation, cpu, attempt),
     )
 
 
-def evaluated_on_cpu(one):
-    """As their runs are trained. What no plan says yet is taken for true: a CPU takes more."""
-    pair = one.model, one.dataset
-    alike = {k: v for k, v in CONFIG.runs.items() if (v.model, v.dataset) == pair}
-    if any(run.gpu_memory_gb or run.gpu_model for run in alike.values()):
+def evaluated_on_cpu(wildcards):
+    """As the run is trained; a base model as the first of its runs. What no plan says yet is taken
+    for true: a CPU takes more."""
+    name = wildcards.get("run") or first_run_on(wildcards.model, wildcards.dataset)
+    if name is None:
+        return True
+    if CONFIG.runs[name].gpu_memory_gb or CONFIG.runs[name].gpu_model:
         return False
-    plans = [PLAN.format(run=name) for name in alike]
-    said = [told([plan], lambda found: found["memory"]["cpu"]) for plan in plans]
-    return all(isinstance(cpu, TBDString) or cpu for cpu in said)
+    cpu = told([PLAN.format(run=name)], lambda plan: plan["memory"]["cpu"])
+    return isinstance(cpu, TBDString) or cpu
+
+
+def first_run_on(model, dataset):
+    for name, run in CONFIG.runs.items():
+        if (run.model, run.dataset) == (model, dataset):
+            return name
+    return None
 
 
 def train_runtime(wildcards, **given):
